@@ -1,0 +1,1 @@
+"""A Runpod Serverless worker around vLLM: environment in, a model's tokens out."""
