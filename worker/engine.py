@@ -1,0 +1,136 @@
+"""The engine in this process: boot, generate, abort, death, shutdown.
+
+Knows no job and reads no environment. The engine's core runs in a child process; this
+side holds its client, which binds to whichever event loop uses it first.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from worker.boot_log import BootLog
+from worker.engine_args import EnginePlan
+from worker.errors import EngineBootError, EngineGone
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+LONGEST_SHUTDOWN_S = 15.0  # a forked engine takes 2 s, a spawned one 8 s, here
+
+
+class Engine:
+    """A running engine. One for the life of the process."""
+
+    def __init__(self, client: "AsyncLLM", spoken: "Namespace", log: BootLog) -> None:
+        self.client = client
+        self.spoken = spoken
+        self._log = log
+        self._stopped = False
+
+    @classmethod
+    def boot(cls, plan: EnginePlan, model: str, log: BootLog) -> "Engine":
+        """Start the engine of a plan with the model at `model`. Blocks until it is ready.
+
+        Raises `EngineBootError` with the root cause in one sentence. Call it from the main
+        thread, before any event loop and before anything that starts threads.
+        """
+        with log.listening():
+            try:
+                from worker import launch
+
+                spoken = launch.namespace({**plan.arguments, "model": model})
+                client = launch.start(spoken, launch.engine_config(spoken))
+            except Exception as error:  # whatever it is, the user gets its cause
+                cause = log.cause() if _is_of_a_child(error) else None
+                raise EngineBootError(cause or one_sentence(error)) from error
+        return cls(client, spoken, log)
+
+    @property
+    def model_name(self) -> str:
+        """The first name under which clients ask for the model."""
+        names = self.spoken.served_model_name
+        return str(names[0] if names else self.spoken.model)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether speculative decoding is on."""
+        return self.client.vllm_config.speculative_config is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has ended, or was shut down."""
+        return self._stopped or self.client.errored
+
+    def unfinished(self) -> int:
+        """Requests that the engine still works on."""
+        return self.client.get_num_unfinished_requests()
+
+    async def render_text(self, prompt: str) -> Any:
+        """The engine's input for a plain prompt."""
+        (rendered,) = await self.client.renderer.render_cmpl_async([{"prompt": prompt}])
+        return rendered
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> Any:
+        """The engine's input for a conversation, through the model's chat template."""
+        from vllm.renderers.chat_utils import load_chat_template
+        from vllm.renderers.params import ChatParams
+
+        parameters = ChatParams(
+            chat_template=load_chat_template(self.spoken.chat_template),
+            chat_template_content_format=self.spoken.chat_template_content_format,
+            chat_template_kwargs={
+                "add_generation_prompt": True,
+                "continue_final_message": False,
+                **(self.spoken.default_chat_template_kwargs or {}),
+                **template_arguments,
+            },
+        )
+        conversation: Any = list(messages)
+        _, (rendered,) = await self.client.renderer.render_chat_async([conversation], parameters)
+        return rendered
+
+    def generate(
+        self, rendered: Any, sampling: "SamplingParams", request_id: str
+    ) -> AsyncGenerator["RequestOutput", None]:
+        """The engine's outputs for one request, as they come; closing it aborts the request."""
+        return self.client.generate(rendered, sampling, request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; nothing happens where there is none of this id."""
+        if not self.is_dead:
+            await self.client.abort(request_id)
+
+    async def wait_for_death(self, poll_s: float = 0.5) -> EngineGone:
+        """Return when the engine has died on its own, with what is known of it."""
+        while not self.client.errored:
+            await asyncio.sleep(poll_s)
+        return EngineGone("the engine process has ended; the worker stops and is replaced")
+
+    def shutdown(self) -> None:
+        """Stop the engine and its children. Blocks, bounded; may be called again."""
+        if not self._stopped:
+            self._stopped = True
+            self.client.shutdown(timeout=LONGEST_SHUTDOWN_S)
+            self._log.finish()
+
+
+def _is_of_a_child(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "Engine core initialization failed" in str(error)
+
+
+def one_sentence(error: BaseException) -> str:
+    """What a foreign exception says, without its dump of arguments."""
+    details: Callable[[], list[Any]] | None = getattr(error, "errors", None)
+    if callable(details):
+        try:
+            return "; ".join(str(part["msg"]).removeprefix("Value error, ") for part in details())
+        except (TypeError, KeyError):
+            pass
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

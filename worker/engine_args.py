@@ -1,0 +1,288 @@
+"""Settings -> the engine's own arguments: only what was set, and a few serverless defaults.
+
+Precedence, from the highest: `VLLM_EXTRA_ARGS`, variables, `VLLM_CONFIG_FILE`, the
+defaults below, the engine's own.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from env_schema import FIELD_OF_ARGUMENT, Settings
+from worker import catalog, extra_args, redaction, speculation
+from worker.errors import ConfigurationError, Problem
+from worker.grammar import Value
+
+EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+EMBEDDED_SOURCE = "embedded model (MODEL_NAME is not set)"
+
+# Arguments of a listening port or of callers' keys, which a queue endpoint does not have.
+NO_PORT = "a queue endpoint opens no port"
+NOT_ON_A_QUEUE: Mapping[str, str] = {
+    **dict.fromkeys(("host", "port", "grpc_port", "uds", "uvicorn_log_level"), NO_PORT),
+    **dict.fromkeys(("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"), NO_PORT),
+    **dict.fromkeys(("ssl_ciphers", "enable_ssl_refresh", "disable_uvicorn_access_log"), NO_PORT),
+    **dict.fromkeys(("h11_max_incomplete_event_size", "h11_max_header_count"), NO_PORT),
+    **dict.fromkeys(("disable_access_log_for_endpoints", "data_parallel_supervisor_port"), NO_PORT),
+    "api_key": "the platform authenticates callers before a job reaches the worker",
+}
+
+
+@dataclass(frozen=True)
+class Default:
+    """A value that serverless needs where the user set none."""
+
+    argument: str
+    value: Value
+    applies: Callable[[Mapping[str, Value]], bool]
+    reason: str
+
+
+DEFAULTS = (
+    Default(
+        "enforce_eager",
+        True,
+        lambda _: catalog.is_cpu_build(),
+        "compiling for a CPU takes minutes",
+    ),
+    Default(
+        "kv_cache_memory_bytes",
+        2**30,
+        lambda arguments: catalog.is_cpu_build() and "gpu_memory_utilization" not in arguments,
+        "the engine's own choice takes nine tenths of a machine's memory",
+    ),
+    Default(
+        "per_request_spec_decode_metrics",
+        "summary",
+        lambda arguments: bool(arguments.get("speculative_config")),
+        "acceptance is reported with each job",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """The engine's arguments, by name; where each came from; what to tell the user."""
+
+    arguments: Mapping[str, Value]
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the model is the one that the worker prepares itself."""
+        return self.sources.get("model") == EMBEDDED_SOURCE
+
+    @property
+    def speculative_config(self) -> Mapping[str, Any] | None:
+        """The engine's speculative config, or None where speculation is off."""
+        config = self.arguments.get("speculative_config")
+        return config if isinstance(config, dict) else None
+
+
+def plan(settings: Settings) -> EnginePlan:
+    """The engine's arguments for these settings.
+
+    Reads `VLLM_CONFIG_FILE`. Raises `ConfigurationError` with every problem.
+    """
+    problems: list[Problem] = []
+    process = settings.process
+    file = _layer(extra_args.read_file, process.vllm_config_file, problems)
+    extra = _layer(extra_args.parse_command_line, process.vllm_extra_args, problems)
+    layers = (
+        (file, lambda _: extra_args.FILE),
+        (dict(_from_variables(settings)), lambda name: _variable_of(settings, name)),
+        (extra, lambda _: extra_args.EXTRA),
+    )
+    arguments: dict[str, Value] = {}
+    sources: dict[str, str] = {}
+    for layer, source in layers:
+        arguments |= layer
+        sources |= {name: source(name) for name in layer}
+    warnings = _drop_portless(arguments, sources)
+    spoken = _speculation(settings, file, extra, arguments.get("max_num_seqs"))
+    _put_speculation(spoken, settings, file, extra, arguments, sources)
+    problems += spoken.problems
+    _settle_model(settings, arguments, sources, problems)
+    problems += _across(arguments)
+    if problems:
+        raise ConfigurationError(problems)
+    _add_defaults(arguments, sources)
+    return EnginePlan(arguments, sources, (*warnings, *spoken.warnings, *_advice(settings, arguments)))
+
+
+def command_line(arguments: Mapping[str, Value]) -> list[str]:
+    """The words of the `vllm serve` command that these arguments stand for; secrets masked."""
+    known = catalog.load().arguments
+    words = ["vllm", "serve", str(arguments["model"])]
+    for name, value in arguments.items():
+        if name != "model":
+            words += _flag_words(known[name], redaction.MASK if redaction.is_secret(name) else value)
+    return words
+
+
+def _flag_words(argument: catalog.Argument, value: Value) -> list[str]:
+    flag = argument.flags[0]
+    if isinstance(value, bool):
+        negative = [word for word in argument.flags if word.startswith("--no-")]
+        return [flag] if value else negative[:1]
+    if argument.repeatable and isinstance(value, list):
+        return [word for item in value for word in (flag, str(item))]
+    if argument.kind in ("list", "lora_modules") and isinstance(value, list):
+        if argument.joined:
+            return [flag, ",".join(map(str, value))]
+        return [flag, *(json.dumps(v) if isinstance(v, dict) else str(v) for v in value)]
+    return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _layer(
+    read: Callable[[str], dict[str, Value]], text: str | None, problems: list[Problem]
+) -> dict[str, Value]:
+    if text is None:
+        return {}
+    try:
+        return read(text)
+    except ConfigurationError as error:
+        problems.extend(error.problems)
+        return {}
+
+
+def _from_variables(settings: Settings) -> Iterator[tuple[str, Value]]:
+    fields = _fields(settings)
+    for argument, name in FIELD_OF_ARGUMENT.items():
+        if argument != "hf_token" and fields.get(name) is not None:  # libraries read HF_TOKEN
+            yield argument, fields[name]
+    yield from settings.engine.items()
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    groups = (settings.model, settings.speculation, settings.serving, settings.process)
+    return {name: value for group in groups for name, value in group}
+
+
+def _variable_of(settings: Settings, argument: str) -> str:
+    field = FIELD_OF_ARGUMENT.get(argument, argument)
+    return settings.sources.get(field, field.upper())
+
+
+def _drop_portless(arguments: dict[str, Value], sources: dict[str, str]) -> list[str]:
+    warnings = []
+    for name in sorted(arguments.keys() & NOT_ON_A_QUEUE.keys()):
+        warnings.append(f"{name.upper()} has no effect: {NOT_ON_A_QUEUE[name]}")
+        del arguments[name], sources[name]
+    return warnings
+
+
+SPECULATIVE_ARGUMENTS = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+
+
+def _speculation(
+    settings: Settings,
+    file: Mapping[str, Value],
+    extra: Mapping[str, Value],
+    max_num_seqs: Value,
+) -> speculation.Speculation:
+    """The speculative config of all layers: the command line's replaces, the file's yields."""
+    fields: dict[str, Any] = dict(settings.speculation)
+    sources = dict(settings.sources)
+    if any(name in extra for name in SPECULATIVE_ARGUMENTS):
+        fields, sources = {}, {}
+        layer, source = extra, extra_args.EXTRA
+    else:
+        layer, source = file, extra_args.FILE
+    for argument in SPECULATIVE_ARGUMENTS:
+        name = FIELD_OF_ARGUMENT[argument]
+        if argument in layer and fields.get(name) is None:
+            fields[name] = layer[argument]
+            sources[name] = source
+    if fields.get("speculative_config") is not None and source == extra_args.FILE:
+        fields["speculative_config"] = _yielding(fields, settings)
+    seqs = max_num_seqs if isinstance(max_num_seqs, int) else None
+    return speculation.resolve(fields, sources, seqs)
+
+
+def _yielding(fields: Mapping[str, Any], settings: Settings) -> Mapping[str, Value]:
+    """The base config; a file's keys yield to the variables for the same settings."""
+    base: Mapping[str, Value] = fields["speculative_config"]
+    if settings.speculation.speculative_config is not None:
+        return base
+    taken = {key for name, key in speculation.ENGINE_FIELDS.items() if fields.get(name) is not None}
+    if settings.speculation.speculative_method or settings.speculation.speculative_model:
+        taken |= {"method", "model"}
+    return {key: value for key, value in base.items() if key.replace("-", "_") not in taken}
+
+
+def _put_speculation(
+    spoken: speculation.Speculation,
+    settings: Settings,
+    file: Mapping[str, Value],
+    extra: Mapping[str, Value],
+    arguments: dict[str, Value],
+    sources: dict[str, str],
+) -> None:
+    for name in SPECULATIVE_ARGUMENTS:
+        arguments.pop(name, None)
+        sources.pop(name, None)
+    if spoken.config is None:
+        return
+    arguments["speculative_config"] = spoken.config
+    by_variables = [
+        settings.sources[name]
+        for name, value in settings.speculation
+        if name in settings.sources and value is not None
+    ]
+    if any(name in extra for name in SPECULATIVE_ARGUMENTS):
+        sources["speculative_config"] = extra_args.EXTRA
+        if by_variables:
+            spoken.warnings.append(
+                f"{', '.join(by_variables)}: no effect, since {extra_args.EXTRA} sets speculation"
+            )
+    else:
+        sources["speculative_config"] = ", ".join(by_variables) or extra_args.FILE
+
+
+def _settle_model(
+    settings: Settings,
+    arguments: dict[str, Value],
+    sources: dict[str, str],
+    problems: list[Problem],
+) -> None:
+    if "model" in arguments:
+        return
+    if settings.on_platform:
+        why = "not set, so there is no model to serve"
+        fix = "Set it to a Hugging Face repository, for instance Qwen/Qwen2.5-0.5B-Instruct"
+        problems.append(Problem("MODEL_NAME", None, why, fix))
+        return
+    arguments["model"] = EMBEDDED_MODEL
+    arguments.setdefault("served_model_name", [EMBEDDED_MODEL])
+    sources["model"] = EMBEDDED_SOURCE
+    sources.setdefault("served_model_name", EMBEDDED_SOURCE)
+
+
+def _across(arguments: Mapping[str, Value]) -> Iterator[Problem]:
+    """Rules over several arguments that strings alone can tell."""
+    if arguments.get("enable_auto_tool_choice") and not arguments.get("tool_call_parser"):
+        yield Problem(
+            "ENABLE_AUTO_TOOL_CHOICE",
+            "true",
+            "needs a parser for the model's tool calls",
+            "Set TOOL_CALL_PARSER, for instance TOOL_CALL_PARSER=hermes",
+        )
+
+
+def _add_defaults(arguments: dict[str, Value], sources: dict[str, str]) -> None:
+    for default in DEFAULTS:
+        if default.argument not in arguments and default.applies(arguments):
+            arguments[default.argument] = default.value
+            sources[default.argument] = f"default: {default.reason}"
+
+
+def _advice(settings: Settings, arguments: Mapping[str, Value]) -> Iterator[str]:
+    most, at_once = arguments.get("max_num_seqs"), settings.process.max_concurrency
+    if isinstance(most, int) and at_once > most:
+        yield (
+            f"MAX_CONCURRENCY={at_once} is above MAX_NUM_SEQS={most}: jobs wait inside this "
+            "worker instead of reaching another one"
+        )

@@ -1,0 +1,82 @@
+"""Arguments by name -> the engine's own Namespace, config and client.
+
+Each value goes through the type of its own parser action, so that the engine sees what
+its command line would have given it. Importing this module imports the engine: seconds.
+"""
+
+import json
+import os
+from argparse import Action, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from worker import catalog
+from worker.grammar import Value
+
+
+def namespace(arguments: Mapping[str, Value]) -> Namespace:
+    """The Namespace of the engine's parser with these values, and its defaults for the rest."""
+    parser = make_arg_parser(FlexibleArgumentParser())
+    actions = {action.dest: action for action in parser._actions}
+    spoken = parser.parse_args([])
+    for name, value in arguments.items():
+        setattr(spoken, name, _typed(actions[name], value))
+    return spoken
+
+
+def _typed(action: Action, value: Value) -> Any:
+    argument = catalog.load().arguments[action.dest]
+    if isinstance(value, bool) or value is None:
+        return value
+    if argument.kind == "lora_modules" and isinstance(value, list):
+        return _lora_modules(action, value)
+    if argument.kind == "list" and isinstance(value, list):
+        if argument.joined:
+            return _convert(action, ",".join(map(str, value)))
+        return [_convert(action, str(item)) for item in value]
+    if isinstance(value, dict | list):
+        return _convert(action, json.dumps(value))
+    return _convert(action, str(value))
+
+
+def _convert(action: Action, text: str) -> Any:
+    return action.type(text) if callable(action.type) else text
+
+
+def _lora_modules(action: Action, value: list[Value]) -> Any:
+    """The engine's own action turns adapters, as JSON texts, into its objects."""
+    parser, spoken = FlexibleArgumentParser(), Namespace()
+    action(parser, spoken, [json.dumps(adapter) for adapter in value])
+    return getattr(spoken, action.dest)
+
+
+def engine_config(spoken: Namespace) -> VllmConfig:
+    """The engine's config; its own checks raise here, before any weight is loaded (0.1 s)."""
+    args = AsyncEngineArgs.from_cli_args(spoken)
+    return args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def start(spoken: Namespace, config: VllmConfig) -> AsyncLLM:
+    """The engine's client, with its children started and ready. Blocks; seconds to minutes.
+
+    Raises `RuntimeError` where a child failed; the cause is only in the child's output.
+    """
+    if current_platform.is_cpu():
+        # The platform has just written `spawn`. Forked children need no import of their
+        # own: 19 s instead of 45 s to the first token. Nothing has started threads yet.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    return AsyncLLM.from_vllm_config(
+        vllm_config=config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=spoken.enable_log_requests,
+        aggregate_engine_logging=spoken.aggregate_engine_logging,
+        disable_log_stats=spoken.disable_log_stats,
+    )

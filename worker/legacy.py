@@ -1,0 +1,3 @@
+from worker.errors import Problem
+def translate(environ):
+    return {}, [], []
