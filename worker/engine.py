@@ -6,6 +6,7 @@ side holds its client, which binds to whichever event loop uses it first.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from worker.boot_log import BootLog
@@ -30,6 +31,7 @@ class Engine:
         self.spoken = spoken
         self._log = log
         self._stopped = False
+        self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
     def boot(cls, plan: EnginePlan, model: str, log: BootLog) -> "Engine":
@@ -101,10 +103,18 @@ class Engine:
         """The engine's outputs for one request, as they come; closing it aborts the request."""
         return self.client.generate(rendered, sampling, request_id)
 
-    async def abort(self, request_id: str) -> None:
-        """Stop a request; nothing happens where there is none of this id."""
+    def abort_soon(self, request_id: str) -> None:
+        """Stop a request, if it still runs; does not wait."""
         if not self.is_dead:
-            await self.client.abort(request_id)
+            task = asyncio.get_running_loop().create_task(self.client.abort(request_id))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The sampling values that the model's own generation config recommends."""
+        defaults: Mapping[str, Any] = self.client.model_config.get_diff_sampling_param()
+        return defaults
 
     async def wait_for_death(self, poll_s: float = 0.5) -> EngineGone:
         """Return when the engine has died on its own, with what is known of it."""

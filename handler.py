@@ -1,0 +1,59 @@
+"""The container's entry point: check the environment, start the engine, take jobs.
+
+    python handler.py                                  serve the endpoint
+    python handler.py --test_input '{"input": {…}}'    run one job here and print it
+    python handler.py --test_input file.json           the same, from a file
+
+Without a platform around it (no job-take URL) the worker runs `test_input.json` of the
+working directory.
+"""
+
+import os
+import sys
+
+
+def main() -> int:
+    """Run the worker; returns its exit code: 2 for a configuration that cannot be served."""
+    from worker import process_setup
+
+    process_setup.restart_for_openmp(os.environ)
+    import env_schema
+    from worker import engine_args, local_run, start
+    from worker.errors import ConfigurationError, EngineBootError, WorkerError
+
+    try:
+        settings = env_schema.from_process()
+        plan = engine_args.plan(settings)
+        start.configure_logging(settings)
+        job_input = local_run.requested(sys.argv[1:], settings.on_platform)
+        if job_input is not None:
+            return local_run.run(settings, plan, job_input)
+        return _serve(settings, plan)
+    except ConfigurationError as error:
+        print(f"The configuration cannot be served:\n{error}", file=sys.stderr)
+        return 2
+    except EngineBootError as error:
+        print(f"The engine did not start: {error}", file=sys.stderr)
+        return 2
+    except WorkerError as error:
+        print(str(error), file=sys.stderr)
+        return 1
+
+
+def _serve(settings: "env_schema.Settings", plan: "engine_args.EnginePlan") -> int:  # noqa: F821
+    from worker import process_setup, start
+    from worker.jobs import Jobs
+
+    process_setup.enter_private_directory()
+    engine = start.boot(settings, plan, start.log.info)
+    from worker import runpod_loop
+
+    jobs = Jobs(engine, settings.serving)
+    return runpod_loop.serve(engine, jobs, settings.process.max_concurrency)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that libraries left must not hold the exit up
