@@ -24,11 +24,18 @@ LONGEST_SHUTDOWN_S = 15.0  # a forked engine takes 2 s, a spawned one 8 s, here
 
 
 class Engine:
-    """A running engine. One for the life of the process."""
+    """A running engine. One for the life of the process.
 
-    def __init__(self, client: "AsyncLLM", spoken: "Namespace", log: BootLog) -> None:
+    `spoken` is the Namespace that it was started with, `model` the model as the user
+    named it.
+    """
+
+    def __init__(
+        self, client: "AsyncLLM", spoken: "Namespace", model: str, log: BootLog
+    ) -> None:
         self.client = client
         self.spoken = spoken
+        self.model = model
         self._log = log
         self._stopped = False
         self._aborting: set[asyncio.Task[None]] = set()
@@ -49,13 +56,13 @@ class Engine:
             except Exception as error:  # whatever it is, the user gets its cause
                 cause = log.cause() if _is_of_a_child(error) else None
                 raise EngineBootError(cause or one_sentence(error)) from error
-        return cls(client, spoken, log)
+        return cls(client, spoken, str(plan.arguments["model"]), log)
 
     @property
     def model_name(self) -> str:
         """The first name under which clients ask for the model."""
         names = self.spoken.served_model_name
-        return str(names[0] if names else self.spoken.model)
+        return str(names[0] if names else self.model)
 
     @property
     def speculates(self) -> bool:

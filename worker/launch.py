@@ -18,7 +18,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from worker import catalog
+from worker import catalog, engine_repairs
 from worker.grammar import Value
 
 
@@ -60,6 +60,7 @@ def _lora_modules(action: Action, value: list[Value]) -> Any:
 
 def engine_config(spoken: Namespace) -> VllmConfig:
     """The engine's config; its own checks raise here, before any weight is loaded (0.1 s)."""
+    engine_repairs.apply()
     args = AsyncEngineArgs.from_cli_args(spoken)
     return args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
@@ -69,6 +70,8 @@ def start(spoken: Namespace, config: VllmConfig) -> AsyncLLM:
 
     Raises `RuntimeError` where a child failed; the cause is only in the child's output.
     """
+    if config.speculative_config is not None and config.speculative_config.method == "ngram":
+        engine_repairs.apply_to_ngram()
     if current_platform.is_cpu():
         # The platform has just written `spawn`. Forked children need no import of their
         # own: 19 s instead of 45 s to the first token. Nothing has started threads yet.

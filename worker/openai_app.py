@@ -6,6 +6,7 @@ No port is opened. What uvicorn's lifespan would do is done here: the death flag
 
 import asyncio
 import json
+from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -66,7 +67,9 @@ class OpenAIApp:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
 
-        client, spoken = self._engine.client, self._engine.spoken
+        client = self._engine.client
+        # clients see the name of the model, not the folder that it came from
+        spoken = Namespace(**{**vars(self._engine.spoken), "model": self._engine.model_name})
         tasks = await client.get_supported_tasks()
         app = build_app(spoken, tasks, client.model_config)
         await init_app_state(client, app.state, spoken, tasks)

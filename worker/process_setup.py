@@ -30,6 +30,7 @@ def openmp_environment(environ: Mapping[str, str]) -> dict[str, str]:
     preload = environ.get("LD_PRELOAD", "")
     if library.exists() and library.name not in preload:
         changes["LD_PRELOAD"] = f"{preload}:{library}".strip(":")
+        changes["KMP_WARNINGS"] = environ.get("KMP_WARNINGS", "0")
     if "VLLM_CPU_OMP_THREADS_BIND" not in environ:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         changes["VLLM_CPU_OMP_THREADS_BIND"] = cores
