@@ -353,12 +353,11 @@ def load(environ: Mapping[str, str]) -> Settings:
 @cache
 def known_variables() -> frozenset[str]:
     """Every variable that has a meaning here."""
-    return frozenset(
-        name for group in (*GROUPS, engine_group()) for names in _names(group) for name in names[1]
-    )
+    groups = (*GROUPS, engine_group())
+    return frozenset(name for group in groups for _, names in variables(group) for name in names)
 
 
-def _names(group: type[Group]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def variables(group: type[Group]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each field of a group with its variables, the preferred one first."""
     for name, info in group.model_fields.items():
         alias = info.validation_alias
@@ -371,16 +370,16 @@ def _names(group: type[Group]) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _sources(given: Mapping[str, str], groups: list[Group | None]) -> Iterator[tuple[str, str]]:
     """The variable that set each field; a form's zero sets nothing."""
     for group in filter(None, groups):
-        for name, variables in _names(type(group)):
-            set_by = next((variable for variable in variables if variable in given), None)
+        for name, names in variables(type(group)):
+            set_by = next((variable for variable in names if variable in given), None)
             if set_by and name in group.model_fields_set:
                 yield name, set_by
 
 
 def _alias_conflicts(given: Mapping[str, str]) -> Iterator[Problem]:
     for group in GROUPS:
-        for _, variables in _names(group):
-            first, *others = [variable for variable in variables if variable in given] or [""]
+        for _, names in variables(group):
+            first, *others = [variable for variable in names if variable in given] or [""]
             for other in others:
                 if given[other] != given[first]:
                     yield Problem(

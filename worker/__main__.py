@@ -95,10 +95,12 @@ def _text(value: Any) -> str:
 
 
 def _docs() -> int:
-    from worker import catalog, catalog_generator
+    from worker import catalog, catalog_generator, reference
 
     catalog.PATH.write_text(catalog_generator.generate_in_child(), encoding="utf-8")
-    print(f"wrote {catalog.PATH.name}")
+    catalog.load.cache_clear()
+    reference.PATH.write_text(reference.generate(), encoding="utf-8")
+    print(f"wrote {catalog.PATH.name} and {reference.PATH.name}")
     return 0
 
 

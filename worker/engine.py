@@ -6,12 +6,14 @@ side holds its client, which binds to whichever event loop uses it first.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from worker.boot_log import BootLog
 from worker.engine_args import EnginePlan
 from worker.errors import EngineBootError, EngineGone
+from worker.overlap import once_forked
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -41,10 +43,13 @@ class Engine:
         self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def boot(cls, plan: EnginePlan, model: str, log: BootLog) -> "Engine":
+    def boot(
+        cls, plan: EnginePlan, model: str, log: BootLog, meanwhile: Callable[[], None]
+    ) -> "Engine":
         """Start the engine of a plan with the model at `model`. Blocks until it is ready.
 
-        Raises `EngineBootError` with the root cause in one sentence. Call it from the main
+        `meanwhile` is run in a thread while the engine's core loads. Raises
+        `EngineBootError` with the root cause in one sentence. Call it from the main
         thread, before any event loop and before anything that starts threads.
         """
         with log.listening():
@@ -52,7 +57,11 @@ class Engine:
                 from worker import launch
 
                 spoken = launch.namespace({**plan.arguments, "model": model})
-                client = launch.start(spoken, launch.engine_config(spoken))
+                config = launch.engine_config(spoken)
+                # with several cores there are several forks, and a thread may not run yet
+                alone = config.parallel_config.data_parallel_size == 1
+                with once_forked(meanwhile) if alone else nullcontext():
+                    client = launch.start(spoken, config)
             except Exception as error:  # whatever it is, the user gets its cause
                 cause = log.cause() if _is_of_a_child(error) else None
                 raise EngineBootError(cause or one_sentence(error)) from error

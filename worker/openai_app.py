@@ -19,6 +19,13 @@ from worker.engine import Engine
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
+def import_application() -> None:
+    """Import what the application needs, so that building it later is quick."""
+    import vllm.entrypoints.generate.api_router
+    import vllm.entrypoints.launchers.api_server.app_state
+    import vllm.entrypoints.launchers.app  # noqa: F401
+
+
 class Response:
     """An answer in progress: its status and type at once, its body as it comes.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine_args import EnginePlan
-from worker.errors import Problem
+from worker.errors import ConfigurationError, Problem
 
 # The names under which model families keep the length of their context.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -37,6 +37,13 @@ def inspect(plan: EnginePlan, environ: Mapping[str, str]) -> Findings:
     if target is not None and draft is not None:
         findings.problems += _vocabularies(plan, target, draft)
     return findings
+
+
+def refuse_what_cannot_work(plan: EnginePlan, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` for what `inspect` finds."""
+    findings = inspect(plan, environ)
+    if findings.problems:
+        raise ConfigurationError(findings.problems)
 
 
 def _read(

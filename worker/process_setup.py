@@ -9,9 +9,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from env_schema import Settings
 from worker import catalog
+
+if TYPE_CHECKING:
+    from env_schema import Settings
 
 SDK_LOG_LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR", "FATAL": "ERROR"}
 SDK_KNOWN_LEVELS = frozenset({"NOTSET", "TRACE", "DEBUG", "INFO", "WARN", "ERROR"})
@@ -45,7 +48,7 @@ def restart_for_openmp(environ: Mapping[str, str]) -> None:
     os.environ.update(changes)
 
 
-def library_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+def library_environment(settings: "Settings", environ: Mapping[str, str]) -> dict[str, str]:
     """Variables for the libraries, from the settings; the user's own win.
 
     A level that the SDK does not know would end its import with a traceback.

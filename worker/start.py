@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from env_schema import Settings
-from worker import lifeline, models, process_setup, redaction
+from worker import lifeline, models, openai_app, process_setup, redaction
 from worker.boot_log import BootLog
 from worker.engine import Engine
 from worker.engine_args import EnginePlan
@@ -36,6 +36,11 @@ class _CleanFormatter(logging.Formatter):
         return redaction.clean(super().format(record), self._secrets)
 
 
+def _import_for_platform() -> None:
+    openai_app.import_application()
+    import runpod  # noqa: F401  # seconds, which the engine needs anyway
+
+
 def boot(settings: Settings, plan: EnginePlan, say: Callable[[str], None]) -> Engine:
     """Prepare the process and start the engine. Call once, from the main thread.
 
@@ -50,6 +55,7 @@ def boot(settings: Settings, plan: EnginePlan, say: Callable[[str], None]) -> En
     say(f"starting the engine with {plan.arguments['model']}")
     started = time.monotonic()
     quiet = not settings.on_platform and settings.process.log_level is None
-    engine = Engine.boot(plan, model, BootLog(forward=not quiet))
+    meanwhile = _import_for_platform if settings.on_platform else openai_app.import_application
+    engine = Engine.boot(plan, model, BootLog(forward=not quiet), meanwhile)
     say(f"engine ready in {time.monotonic() - started:.1f} s")
     return engine
