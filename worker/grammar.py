@@ -7,13 +7,18 @@ knows a variable's name, and nothing here imports the engine.
 
 import ast
 import json
+import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import TypeAlias
 
+from worker import redaction
+
 Value: TypeAlias = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
 
+TOO_DEEP = "is nested too deeply"
 UNSET_WORDS = frozenset({"", "none", "null"})
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on", "enable", "enabled"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off", "disable", "disabled"})
@@ -31,6 +36,9 @@ SYNONYMS = {
     "eagle-3": "eagle3",
 }
 
+LONGEST_INTEGER = 100  # digits in JSON; Python itself converts 4300 at most
+ADAPTER_KEYS = ("name", "path", "base_model_name", "is_3d_lora_weight")
+
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -42,7 +50,10 @@ def is_unset(text: str) -> bool:
 
 def is_zero(given: str) -> bool:
     """Whether the text is the number zero."""
-    return re.fullmatch(r"[+-]?0+(\.0*)?", given.strip()) is not None
+    try:
+        return float(given) == 0
+    except ValueError:
+        return False
 
 
 def text(given: str) -> str:
@@ -77,7 +88,7 @@ def integer(given: str) -> int:
 
 def human_integer(given: str) -> int:
     """A whole number, also with a suffix: 1k = 1000, 1K = 1024, 25.6k = 25600."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", given)
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([kKmMgGtT])", given.strip())
     if not match:
         return integer(given)
     number, suffix = match.groups()
@@ -99,7 +110,7 @@ def number(given: str) -> float:
         value = float(given)
     except ValueError:
         raise ValueError("is not a number") from None
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ValueError("is not a finite number")
     return value
 
@@ -130,14 +141,14 @@ def json_value(given: str) -> Value:
     """JSON, with one pair of outer quotes stripped; a Python literal is taken too."""
     inner = _strip_quotes(given)
     try:
-        return _plain(json.loads(inner, parse_constant=_refuse_constant))
+        return plain(json.loads(inner, parse_constant=_refuse_constant, parse_int=_json_integer))
     except json.JSONDecodeError as error:
         try:
-            return _plain(ast.literal_eval(inner))
+            return plain(_python_literal(inner))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise ValueError(_json_fault(inner, error)) from None
     except RecursionError:
-        raise ValueError("is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
 
 
 def json_object(given: str) -> dict[str, Value]:
@@ -166,14 +177,19 @@ def list_of(item: Callable[[str], Value]) -> Callable[[str], Value]:
 
     def parse(given: str) -> Value:
         inner = _strip_quotes(given)
-        if inner.startswith("["):
-            values = json_value(inner)
-            if not isinstance(values, list):
-                raise ValueError("is not a list")
-            return [item(v) if isinstance(v, str) else item(str(v)) for v in values]
-        return [item(part) for part in re.split(r"[,\s]+", inner) if part]
+        parts = json_list(inner) if inner.startswith("[") else re.split(r"[,\s]+", inner)
+        items = [item(_item_text(part)) for part in parts if part != ""]
+        if not items:
+            raise ValueError("is a list of nothing; name an item, or unset it")
+        return items
 
     return parse
+
+
+def _item_text(part: Value) -> str:
+    if isinstance(part, dict | list | bool) or part is None:
+        raise ValueError(f"holds {json.dumps(part)}, which is not a list's item")
+    return str(part)
 
 
 def lora_modules(given: str) -> Value:
@@ -182,48 +198,73 @@ def lora_modules(given: str) -> Value:
     An object is either one adapter (`{"name": …, "path": …}`) or a map from name to path.
     """
     inner = _strip_quotes(given)
-    if not inner.startswith(("[", "{")):
-        return [_adapter(part) for part in re.split(r"[,\s]+", inner) if part]
-    value = json_value(inner)
-    if isinstance(value, dict):
-        return [value] if "path" in value else [_adapter(f"{k}={v}") for k, v in value.items()]
-    if isinstance(value, list):
-        return [v if isinstance(v, dict) else _adapter(str(v)) for v in value]
-    raise ValueError("is not a list of adapters; write name=path")
+    parts: list[Value] = [part for part in re.split(r"[,\s]+", inner) if part]
+    if inner.startswith(("[", "{")):
+        value = json_value(inner)
+        parts = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) and "path" not in value:
+            parts = [{"name": name, "path": path} for name, path in value.items()]
+    if not parts:
+        raise ValueError("is a list of nothing; name an adapter, or unset it")
+    return [_adapter(part) for part in parts]
 
 
-def _adapter(item: str) -> Value:
-    name, separator, path = item.partition("=")
-    if not (separator and name and path):
-        raise ValueError(f"holds an adapter {item!r} that is not name=path")
-    return {"name": name, "path": path}
+def _adapter(item: Value) -> Value:
+    """An adapter as the engine's `LoRAModulePath` takes it."""
+    if isinstance(item, str):
+        name, _, path = item.partition("=")
+        item = {"name": name, "path": path}
+    if not isinstance(item, dict) or item.keys() - ADAPTER_KEYS:
+        raise ValueError(f"holds an adapter with other parts than {', '.join(ADAPTER_KEYS)}")
+    if not all(item.get(part) and isinstance(item[part], str) for part in ("name", "path")):
+        raise ValueError("holds an adapter without a name or a path; write name=path")
+    return item
 
 
 def _strip_quotes(given: str) -> str:
+    """JSON out of the quotes that a form or an env file left around it, escapes undone."""
     inner = given.strip()
-    if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "'\"" and inner[1:2] in "{[":
-        return inner[1:-1].replace('\\"', '"')
-    return inner
+    if not re.fullmatch(r"""'\s*[{\[].*'|"\s*[{\[].*\"""", inner, re.DOTALL):
+        return inner
+    try:
+        within = json.loads(inner)
+    except ValueError:
+        within = inner[1:-1]
+    escaped = re.match(r"""\s*[{\[]+\s*\\["]""", within)
+    return within.replace('\\"', '"') if escaped else str(within)
+
+
+def _python_literal(inner: str) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a stray backslash in somebody's text
+        return ast.literal_eval(inner)
 
 
 def _json_fault(inner: str, error: json.JSONDecodeError) -> str:
-    near = inner[max(0, error.pos - 10) : error.pos + 10]
-    return (
-        f"is not valid JSON: {error.msg} at character {error.pos + 1}, "
-        f"line {error.lineno}, near {near!r}"
-    )
+    where = f"at character {error.pos + 1}, line {error.lineno}"
+    if not redaction.holds_secret(inner):
+        where += f", near {inner[max(0, error.pos - 10) : error.pos + 10]!r}"
+    return f"is not valid JSON: {error.msg} {where}"
+
+
+def _json_integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise ValueError(f"holds a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _refuse_constant(word: str) -> Value:
     raise ValueError(f"holds {word}, which JSON has no word for")
 
 
-def _plain(value: object) -> Value:
+def plain(value: object) -> Value:
     """The value with every part a JSON type; tuples and sets become lists."""
     if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("holds a number that is not finite, which JSON has no word for")
     if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(f"holds a {type(value).__name__}, which JSON has no word for")

@@ -8,6 +8,7 @@ import json
 import os
 from argparse import Action, Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,7 +19,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from worker import catalog, engine_repairs
+from worker import catalog, engine_repairs, rope
 from worker.grammar import Value
 
 
@@ -62,7 +63,15 @@ def engine_config(spoken: Namespace) -> VllmConfig:
     """The engine's config; its own checks raise here, before any weight is loaded (0.1 s)."""
     engine_repairs.apply()
     args = AsyncEngineArgs.from_cli_args(spoken)
+    if rope.has_gaps(args.hf_overrides):
+        args.hf_overrides = _with_own_rope(args)
     return args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def _with_own_rope(args: AsyncEngineArgs) -> dict[str, Any]:
+    """The overrides, with the model's own rotary parameters where they leave a gap."""
+    own = replace(args, hf_overrides={}).create_model_config()
+    return rope.with_own_rope(args.hf_overrides, own.hf_text_config.rope_parameters or {})
 
 
 def start(spoken: Namespace, config: VllmConfig) -> AsyncLLM:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
 from worker import catalog
+from worker.legacy import LEGACY
 
 # How alike two names must be (difflib's ratio): MAX_MODEL_LENGTH and MAX_MODEL_LEN have
 # 0.90, SPECULATIVE_TOKENS and NUM_SPECULATIVE_TOKENS 0.90; HOSTNAME and HOST 0.67.
@@ -29,7 +30,7 @@ FOREIGN = (
 def warnings(given: Mapping[str, str], known: Collection[str]) -> Iterator[str]:
     """One line for each variable that is nearly a known one."""
     for name in given:
-        if name in known:
+        if name in known or name in LEGACY:
             continue
         near = nearest(name, known)
         if near:
