@@ -42,15 +42,16 @@ def main() -> int:
 
 
 def _serve(settings: "env_schema.Settings", plan: "engine_args.EnginePlan") -> int:  # noqa: F821
-    from worker import process_setup, start
+    from worker import models, process_setup, start
     from worker.jobs import Jobs
 
-    process_setup.enter_private_directory()
-    engine = start.boot(settings, plan, start.log.info)
-    from worker import runpod_loop
+    plan = models.with_absolute_paths(plan)
+    with process_setup.private_directory():
+        engine = start.boot(settings, plan, start.log.info)
+        from worker import runpod_loop
 
-    jobs = Jobs(engine, settings.serving)
-    return runpod_loop.serve(engine, jobs, settings.process.max_concurrency)
+        jobs = Jobs(engine, settings.serving)
+        return runpod_loop.serve(engine, jobs, settings.process.max_concurrency)
 
 
 if __name__ == "__main__":

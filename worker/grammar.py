@@ -224,14 +224,14 @@ def _adapter(item: Value) -> Value:
 def _strip_quotes(given: str) -> str:
     """JSON out of the quotes that a form or an env file left around it, escapes undone."""
     inner = given.strip()
-    if not re.fullmatch(r"""'\s*[{\[].*'|"\s*[{\[].*\"""", inner, re.DOTALL):
+    if not (re.match(r"""['"]\s*[{\[]""", inner) and inner.endswith(inner[0])):
         return inner
     try:
-        within = json.loads(inner)
+        return str(json.loads(inner))
     except ValueError:
         within = inner[1:-1]
-    escaped = re.match(r"""\s*[{\[]+\s*\\["]""", within)
-    return within.replace('\\"', '"') if escaped else str(within)
+    escaped = re.match(r"""[\s{\[]+\\["]""", within)
+    return within.replace('\\"', '"') if escaped else within
 
 
 def _python_literal(inner: str) -> object:

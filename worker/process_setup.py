@@ -7,7 +7,8 @@ process can preload, and a private working directory.
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ def library_environment(settings: "Settings", environ: Mapping[str, str]) -> dic
     cache = Path(settings.model.base_path)
     if cache.is_dir():
         changes["HF_HOME"] = str(cache / "huggingface-cache")
+    if settings.model.hf_token is not None:  # it may have come by an old name
+        changes["HF_TOKEN"] = settings.model.hf_token.get_secret_value()
     changes = {name: value for name, value in changes.items() if name not in environ}
     sdk_level = environ.get("RUNPOD_LOG_LEVEL", environ.get("RUNPOD_DEBUG_LEVEL", level)).upper()
     sdk_level = SDK_LOG_LEVELS.get(sdk_level, sdk_level)
@@ -66,12 +69,17 @@ def library_environment(settings: "Settings", environ: Mapping[str, str]) -> dic
     return changes
 
 
-def enter_private_directory() -> Path:
-    """Make a fresh directory and work in it.
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """Work in a fresh directory, which goes with the block.
 
     The SDK keeps its jobs in a file of the working directory: a stale or shared one makes
     a worker take no jobs at all, for ever.
     """
-    directory = Path(tempfile.mkdtemp(prefix="worker-"))
-    os.chdir(directory)
-    return directory
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="worker-", ignore_cleanup_errors=True) as directory:
+        os.chdir(directory)
+        try:
+            yield Path(directory)
+        finally:
+            os.chdir(before)

@@ -6,6 +6,7 @@ was registered and of anything that looks like a Hugging Face token.
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 MASK = "***"
 LONGEST_SHOWN = 80
@@ -13,12 +14,25 @@ LONGEST_SHOWN = 80
 _SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEYS?)$|SECRET_|ACCESS_KEY", re.I
 )
-_SECRET_LOOK = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=Bearer )\S{8,}")
+_SECRET_LOOK = re.compile(
+    r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=Bearer )\S{8,}"
+)
+# A secret inside a text: `"api_key": "…"`, `password=…`.
+_NAMED_SECRET = re.compile(
+    r"""((?:token|secret|passw(?:or)?d|credentials?|api[_-]?keys?|secret_?key|access_key)"""
+    r"""["']?\s*[:=]\s*["']?)[^"'\s,\]}]+""",
+    re.I,
+)
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable or argument of this name holds a secret."""
     return bool(_SECRET_NAME.search(name))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text seems to have a secret somewhere in it."""
+    return bool(_SECRET_LOOK.search(text) or _NAMED_SECRET.search(text))
 
 
 def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -34,9 +48,23 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
     return _SECRET_LOOK.sub(MASK, text)
 
 
-def shown(name: str, value: object) -> str:
+def clean_value(value: Any, secrets: Iterable[str] = ()) -> Any:
+    """A JSON-like value with every text in it cleaned, and what has a secret's name masked."""
+    if isinstance(value, str):
+        return clean(value, secrets)
+    if isinstance(value, list | tuple):
+        return [clean_value(part, secrets) for part in value]
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if is_secret(str(key)) else clean_value(part, secrets)
+            for key, part in value.items()
+        }
+    return value
+
+
+def shown(name: str, value: object, secrets: Iterable[str] = ()) -> str:
     """One variable's value as it may be printed: masked if secret, shortened if long."""
     if is_secret(name):
         return MASK
-    text = clean(str(value)).replace("\n", "\\n")
+    text = _NAMED_SECRET.sub(rf"\g<1>{MASK}", clean(str(value), secrets)).replace("\n", "\\n")
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"

@@ -6,6 +6,8 @@ the engine's own class, so a new parameter is covered by itself. Numbers and boo
 given as clean text are taken; null means "not given".
 """
 
+import math
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -24,11 +26,24 @@ NOT_A_JOBS = frozenset(
         "output_text_buffer_length",
         "stream_interval",
         "prompt_logprob_token_ids",
+        "prompt_logprob_start",  # of use only with the one before
         "routed_experts_prompt_start",
         "trace_decode_token_ids",
         "watermarking",
     }
 )
+
+# Beyond these the engine's newer runner fails in its arrays, and the whole engine ends.
+# Upstream: `vllm/v1/worker/gpu/sample/`, `states.py` and `logit_bias.py`.
+LARGEST: Mapping[str, int] = {
+    "seed": 2**62,  # 64 bits, and each further choice adds one
+    "min_tokens": 2**30,  # 32 bits, and the prompt's length is added
+}
+LONGEST: Mapping[str, int] = {
+    "logit_bias": 1024,
+    "allowed_token_ids": 1024,
+    "stop_token_ids": 120,  # 128 with the model's own
+}
 
 # Parameters of old engines: what to send now.
 FORMER: Mapping[str, str] = {
@@ -69,19 +84,22 @@ def build(
     from vllm.sampling_params import RequestOutputKind
 
     values = {name: value for name, value in given.items() if value is not None}
-    refuse_unknown(values, names(), "sampling_params")
-    _refuse_unknown_constraints(values.get("structured_outputs"))
+    _refuse_unknown(values)
+    for name, value in values.items():
+        _refuse_what_cannot_travel(name, value)
     kind = RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY
     # without a limit the engine would stop at 16 tokens; null is "to the end of the context"
     merged = {"max_tokens": None, **defaults, **values, "output_kind": kind.value}
     try:
-        return msgspec.convert(merged, SamplingParams, strict=False, str_keys=True)
+        parameters = msgspec.convert(merged, SamplingParams, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error), values) from None
-    except VLLMValidationError as error:
-        raise RequestError(error_text(error), param=getattr(error, "parameter", None)) from None
-    except (ValueError, TypeError) as error:
-        raise RequestError(" ".join(str(error).split())) from None
+    except (VLLMValidationError, ValueError, TypeError) as error:
+        named = getattr(error, "parameter", None) or _named_in(str(error), values)
+        raise RequestError(error_text(error), param=named) from None
+    for name in values:
+        _refuse_what_breaks_the_engine(name, getattr(parameters, name))
+    return parameters
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], where: str) -> None:
@@ -98,26 +116,85 @@ def refuse_unknown(given: Collection[str], known: Collection[str], where: str) -
         raise RequestError(f"{where}: unknown field {name!r}", param=str(name), hint=hint)
 
 
-def error_text(error: Exception) -> str:
-    """The engine's sentence, without the parameter's name and value repeated behind it."""
-    return " ".join(str(error).split()).partition(" (parameter=")[0]
+def error_text(error: BaseException) -> str:
+    """The engine's sentence, without the parameter's name and value repeated behind it.
+
+    Where it has none, its cause's, or the name of its class.
+    """
+    text = re.split(r" \(parameter=|: \{", " ".join(str(error).split()))[0]
+    if text or error.__cause__ is None:
+        return text or type(error).__name__
+    return error_text(error.__cause__)
 
 
-def _refuse_unknown_constraints(constraints: Any) -> None:
-    if isinstance(constraints, Mapping):
-        from vllm.sampling_params import StructuredOutputsParams
+def shown(value: object) -> str:
+    """A value as an error repeats it: shortened."""
+    text = str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
-        fields = StructuredOutputsParams.__dataclass_fields__
-        known = [name for name in fields if not name.startswith("_")]
-        refuse_unknown(constraints, known, "structured_outputs")
+
+@cache
+def _fields_of_objects() -> Mapping[str, list[str]]:
+    """The fields of the parameters that are objects."""
+    from vllm import sampling_params as upstream
+
+    kinds: Mapping[str, Any] = {
+        "structured_outputs": upstream.StructuredOutputsParams,
+        "repetition_detection": upstream.RepetitionDetectionParams,
+    }
+    return {
+        name: [field for field in kind.__dataclass_fields__ if not field.startswith("_")]
+        for name, kind in kinds.items()
+    }
+
+
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    refuse_unknown(values, names(), "sampling_params")
+    for name, fields in _fields_of_objects().items():
+        if isinstance(given := values.get(name), Mapping):
+            refuse_unknown(given, fields, name)
+
+
+def _refuse_what_cannot_travel(name: str, value: Any) -> None:
+    """Numbers of more than 64 bits and halves of characters have no form on the way there."""
+    import msgspec
+
+    try:
+        msgspec.msgpack.encode(value)
+    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise RequestError(f"{name} cannot be sent to the engine: {error}", param=name) from None
+
+
+def _refuse_what_breaks_the_engine(name: str, value: Any) -> None:
+    """What its own class takes, and what ends it later."""
+    _refuse_what_cannot_travel(name, value)  # once more: numbers were given as text
+    largest, longest = LARGEST.get(name), LONGEST.get(name)
+    if largest and abs(value or 0) > largest:
+        raise RequestError(f"{name} must be at most {largest} ({value})", param=name)
+    if longest and len(value or ()) > longest:
+        raise RequestError(f"{name} takes at most {longest} entries ({len(value)})", param=name)
+    if name == "logit_bias" and not all(map(math.isfinite, (value or {}).values())):
+        raise RequestError("logit_bias must have finite values", param=name)
 
 
 def _wrong_type(message: str, values: Mapping[str, Any]) -> RequestError:
     """`Expected `int | null`, got `str` - at `$.seed`` as an error that names the field."""
-    expected, _, path = message.partition(" - at `$.")
-    path = path.rstrip("`")
+    expected, _, place = message.partition(" - at ")
+    path = place.rpartition("$.")[2].rstrip("`")
     name = path.partition("[")[0].partition(".")[0]
     expected = expected.replace("`", "").replace(" | null", "")
-    given = str(values.get(name))
-    shown = given if len(given) <= 40 else given[:39] + "…"
-    return RequestError(f"{path or 'sampling_params'}: {expected} ({shown})", param=name or None)
+    where = path or "sampling_params"
+    return RequestError(f"{where}: {expected} ({shown(values.get(name))})", param=name or None)
+
+
+def _named_in(message: str, values: Mapping[str, Any]) -> str | None:
+    """The given parameter that an error of the engine speaks of first."""
+    paths = {name: name for name in values}
+    for name, fields in _fields_of_objects().items():
+        paths |= {field: name for field in fields if name in values}
+    found = [
+        (match.start(), path)
+        for word, path in paths.items()
+        if (match := re.search(rf"\b{word.replace('_', '[_ ]')}\b", message))
+    ]
+    return min(found)[1] if found else None
