@@ -32,9 +32,9 @@ def embedded() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model() -> Path:
     """A random two-layer model with the embedded model's tokenizer."""
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+    return make_tiny_model(embedded_model.cache_folder())
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ class WorkerUnderTest:
             "MODEL_NAME": str(model),
             "SERVED_MODEL_NAME": MODEL,
             "MAX_CONCURRENCY": "9",
+            "DTYPE": "float32",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             **NGRAM,

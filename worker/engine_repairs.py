@@ -15,6 +15,7 @@ def apply() -> None:
 
     if current_platform.is_cpu():
         _take_empty_batches_in_top_k()
+        _expand_sampling_values()
 
 
 def apply_to_ngram() -> None:
@@ -97,3 +98,30 @@ def _take_empty_batches_in_top_k() -> None:
         return original(logits, k) if logits.shape[0] else logits
 
     topk_topp_sampler.apply_top_k_only = apply_top_k_only
+
+
+def _expand_sampling_values() -> None:
+    """Under speculation the CPU engine sampled with uninitialised temperature, top-p and top-k.
+
+    `expand_batch_to_tokens` gives each drafted token the values of its request. Its CPU
+    kernel fills a copy of the output, cast to int64, and the copy is dropped: what is
+    returned is whatever the memory held. Upstream: `_expand_kernel_impl` in
+    `vllm/utils/cpu_triton_utils.py`.
+    """
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    original: Any = rejection_sampler.expand_batch_to_tokens
+    if _is_ours(original):
+        return
+
+    @_like(original)
+    def expand_batch_to_tokens(
+        x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> Any:
+        if replace_from != replace_to:
+            x = x.masked_fill(x == replace_from, replace_to)
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        return torch.repeat_interleave(x, counts.long(), output_size=num_tokens)
+
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
