@@ -10,6 +10,11 @@ working directory.
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from env_schema import Settings
+    from worker.engine_args import EnginePlan
 
 
 def main() -> int:
@@ -41,7 +46,7 @@ def main() -> int:
         return 1
 
 
-def _serve(settings: "env_schema.Settings", plan: "engine_args.EnginePlan") -> int:  # noqa: F821
+def _serve(settings: "Settings", plan: "EnginePlan") -> int:
     from worker import models, process_setup, start
     from worker.jobs import Jobs
 

@@ -85,7 +85,7 @@ class Engine:
 
     def unfinished(self) -> int:
         """Requests that the engine still works on."""
-        return self.client.get_num_unfinished_requests()
+        return int(self.client.get_num_unfinished_requests())
 
     async def render_text(self, prompt: str) -> Any:
         """The engine's input for a plain prompt."""
@@ -117,7 +117,10 @@ class Engine:
         self, rendered: Any, sampling: "SamplingParams", request_id: str
     ) -> AsyncGenerator["RequestOutput", None]:
         """The engine's outputs for one request, as they come; closing it aborts the request."""
-        return self.client.generate(rendered, sampling, request_id)
+        outputs: AsyncGenerator[RequestOutput, None] = self.client.generate(
+            rendered, sampling, request_id
+        )
+        return outputs
 
     def abort_soon(self, request_id: str) -> None:
         """Stop a request, if it still runs; does not wait."""

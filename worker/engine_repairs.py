@@ -5,7 +5,6 @@ that the engine starts, and by the launch, whose forked children inherit it.
 """
 
 import threading
-from functools import wraps
 from typing import Any
 
 
@@ -28,16 +27,15 @@ def apply_to_ngram() -> None:
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    make = GPUModelRunner.__init__
+    make: Any = GPUModelRunner.__init__
     if _is_ours(make):
         return
 
-    @_like(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def make_runner(self: Any, *args: Any, **kwargs: Any) -> None:
         _compile_in_background()
         make(self, *args, **kwargs)
 
-    GPUModelRunner.__init__ = __init__
+    GPUModelRunner.__init__ = make_runner
 
 
 def _compile_in_background() -> None:
@@ -46,21 +44,19 @@ def _compile_in_background() -> None:
 
     make, propose = NgramProposer.__init__, NgramProposer.batch_propose
 
-    @_like(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def make_proposer(self: Any, *args: Any, **kwargs: Any) -> None:
         self.compiling = None
         make(self, *args, **kwargs)
         self.compiling = threading.Thread(target=_compile, args=(self, propose), daemon=True)
         self.compiling.start()
 
-    @_like(propose)
     def batch_propose(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.compiling is not None:
             self.compiling.join()
             self.compiling = None
         return propose(self, *args, **kwargs)
 
-    NgramProposer.__init__ = __init__
+    NgramProposer.__init__ = make_proposer
     NgramProposer.batch_propose = batch_propose
 
 
@@ -70,11 +66,6 @@ def _compile(proposer: Any, propose: Any) -> None:
 
     tokens = np.zeros((1, proposer.max_model_len), dtype=np.int32)
     propose(proposer, 1, [0], np.full(1, 2, dtype=np.int32), tokens, proposer.k)
-
-
-def _like(function: Any) -> Any:
-    """As `functools.wraps`, but the replacement keeps its own module, by which it is known."""
-    return wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
 
 
 def _is_ours(function: Any) -> bool:
@@ -93,7 +84,6 @@ def _take_empty_batches_in_top_k() -> None:
     if _is_ours(original):
         return
 
-    @_like(original)
     def apply_top_k_only(logits: Any, k: Any) -> Any:
         return original(logits, k) if logits.shape[0] else logits
 
@@ -115,7 +105,6 @@ def _expand_sampling_values() -> None:
     if _is_ours(original):
         return
 
-    @_like(original)
     def expand_batch_to_tokens(
         x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
     ) -> Any:

@@ -27,7 +27,7 @@ def namespace(arguments: Mapping[str, Value]) -> Namespace:
     """The Namespace of the engine's parser with these values, and its defaults for the rest."""
     parser = make_arg_parser(FlexibleArgumentParser())
     actions = {action.dest: action for action in parser._actions}
-    spoken = parser.parse_args([])
+    spoken: Namespace = parser.parse_args([])
     for name, value in arguments.items():
         setattr(spoken, name, _typed(actions[name], value))
     return spoken

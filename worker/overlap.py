@@ -15,7 +15,12 @@ def once_forked(work: Callable[[], None]) -> Iterator[None]:
     """
     forked = threading.Event()
     os.register_at_fork(after_in_parent=forked.set)
-    thread = threading.Thread(target=lambda: (forked.wait(), work()), name="overlap", daemon=True)
+
+    def wait_and_work() -> None:
+        forked.wait()
+        work()
+
+    thread = threading.Thread(target=wait_and_work, name="overlap", daemon=True)
     thread.start()
     try:
         yield

@@ -56,9 +56,9 @@ def with_own_rope(overrides: Mapping[str, object], own: Mapping[str, object]) ->
 
     Raises `ValueError` for a model with several sets of rotary parameters.
     """
-    if not has_gaps(overrides):
+    parameters = overrides.get("rope_parameters")
+    if not isinstance(parameters, Mapping) or None not in parameters.values():
         return dict(overrides)
-    parameters = overrides["rope_parameters"]
     if any(isinstance(value, Mapping) for value in own.values()):
         raise ValueError("the model has rotary parameters for each kind of layer")
     told = {key: value for key, value in parameters.items() if value is not None}
