@@ -11,11 +11,22 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, create_model
-from pydantic import model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from worker import catalog, grammar, legacy, redaction, unknown
 from worker.errors import ConfigurationError, Problem
@@ -56,7 +67,7 @@ def _also(*names: str) -> AliasChoices:
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """The given mapping as the only source; a form's 0 is "not given" where 1 is the least."""
+    """The given mapping as the only source."""
 
     def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -67,8 +78,6 @@ class EnvironmentSource(EnvSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         value, key, _ = super().get_field_value(field, field_name)
-        if value is not None and _zero_is_unset(field) and grammar.is_zero(value):
-            value = None
         return value, key, False
 
 
@@ -249,7 +258,9 @@ class ProcessSettings(Group):
         None, description="Least severe log lines to print, the worker's and the engine's."
     )
     vllm_extra_args: str | None = Field(
-        None, description="More engine arguments, as flags on vLLM's command line; they win."
+        None,
+        repr=False,  # may hold keys
+        description="More engine arguments, as flags on vLLM's command line; they win.",
     )
     vllm_config_file: str | None = Field(
         None, description="YAML file of engine arguments; everything else wins over it."
@@ -308,7 +319,7 @@ class Settings:
     speculation: SpeculationSettings
     serving: ServingSettings
     process: ProcessSettings
-    engine: Mapping[str, grammar.Value]
+    engine: Mapping[str, grammar.Value] = field(repr=False)  # may hold keys
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     on_platform: bool = False
@@ -326,27 +337,51 @@ def load(environ: Mapping[str, str]) -> Settings:
     Raises `ConfigurationError` with every problem found. Values that only the models'
     own files or the engine could judge are not judged here.
     """
-    translated, warnings, problems = legacy.translate(environ)
-    given = {
-        name: text.strip()
-        for name, text in {**environ, **translated}.items()
-        if not grammar.is_unset(text)
-    }
-    problems = [*problems, *_alias_conflicts(given)]
-    groups = [_load_group(group, given, problems) for group in (*GROUPS, engine_group())]
+    settings, problems = attempt(environ)
     if problems:
         raise ConfigurationError(problems)
+    return settings
+
+
+def attempt(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """As `load`, with the problems beside the settings of what can be understood."""
+    translated, warnings, problems = legacy.translate(environ)
+    given = dict(_given({**environ, **translated}))
+    secrets = redaction.secrets_of(environ)
+    problems = [*problems, *_alias_conflicts(given, secrets)]
+    groups = [_load_group(group, given, secrets, problems) for group in (*GROUPS, engine_group())]
     model, speculation, serving, process, engine = groups
-    return Settings(
+    settings = Settings(
         model=model,  # type: ignore[arg-type]  # in the order of GROUPS
         speculation=speculation,  # type: ignore[arg-type]
         serving=serving,  # type: ignore[arg-type]
         process=process,  # type: ignore[arg-type]
-        engine={k: v for k, v in engine.model_dump().items() if v is not None} if engine else {},
+        engine={name: value for name, value in engine if value is not None},
         sources=dict(_sources(given, groups)),
         warnings=(*warnings, *unknown.warnings(given, known_variables())),
-        on_platform="RUNPOD_WEBHOOK_GET_JOB" in environ,
-        secrets=redaction.secrets_of(environ),
+        on_platform=not grammar.is_unset(environ.get("RUNPOD_WEBHOOK_GET_JOB", "")),
+        secrets=secrets,
+    )
+    return settings, problems
+
+
+def _given(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables that are set, trimmed; a form's 0 sets nothing where 1 is the least."""
+    counts = count_variables()
+    for name, text in environ.items():
+        if not (grammar.is_unset(text) or (name in counts and grammar.is_zero(text))):
+            yield name, text.strip()
+
+
+@cache
+def count_variables() -> frozenset[str]:
+    """Every variable whose 0 means "not given"."""
+    return frozenset(
+        name
+        for group in (*GROUPS, engine_group())
+        for field_name, names in variables(group)
+        for name in names
+        if _zero_is_unset(group.model_fields[field_name])
     )
 
 
@@ -367,16 +402,16 @@ def variables(group: type[Group]) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name, (name.upper(),)
 
 
-def _sources(given: Mapping[str, str], groups: list[Group | None]) -> Iterator[tuple[str, str]]:
-    """The variable that set each field; a form's zero sets nothing."""
-    for group in filter(None, groups):
+def _sources(given: Mapping[str, str], groups: list[Group]) -> Iterator[tuple[str, str]]:
+    """The variable that set each field."""
+    for group in groups:
         for name, names in variables(type(group)):
             set_by = next((variable for variable in names if variable in given), None)
             if set_by and name in group.model_fields_set:
                 yield name, set_by
 
 
-def _alias_conflicts(given: Mapping[str, str]) -> Iterator[Problem]:
+def _alias_conflicts(given: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
     for group in GROUPS:
         for _, names in variables(group):
             first, *others = [variable for variable in names if variable in given] or [""]
@@ -384,32 +419,41 @@ def _alias_conflicts(given: Mapping[str, str]) -> Iterator[Problem]:
                 if given[other] != given[first]:
                     yield Problem(
                         other,
-                        redaction.shown(other, given[other]),
+                        redaction.shown(other, given[other], secrets),
                         f"is another name for {first}, which has another value",
                         "Set only one of the two",
                     )
 
 
 def _load_group(
-    group: type[Group], given: Mapping[str, str], problems: list[Problem]
-) -> Group | None:
-    try:
-        return group(environ=given)
-    except ValidationError as error:
-        problems.extend(_problem(detail, given) for detail in error.errors())
-        return None
+    group: type[Group], given: Mapping[str, str], secrets: tuple[str, ...], problems: list[Problem]
+) -> Group:
+    """The group without the variables that have a problem; each of them is told."""
+    while True:
+        try:
+            return group(environ=given)  # type: ignore[call-arg]  # for the source above
+        except ValidationError as error:
+            found = [_problem(group, detail, given, secrets) for detail in error.errors()]
+            problems.extend(found)
+            bad = {problem.variable for problem in found}
+            given = {name: text for name, text in given.items() if name not in bad}
 
 
-def _problem(detail: Any, given: Mapping[str, str]) -> Problem:
+def _problem(
+    group: type[Group], detail: Any, given: Mapping[str, str], secrets: tuple[str, ...]
+) -> Problem:
     why = str(detail["msg"]).removeprefix("Value error, ")
     if not detail["loc"]:  # a rule over several fields names them itself
         variable, _, why = why.partition("=")
         value, _, why = why.partition(": ")
         return Problem(variable, value, why)
-    variable = str(detail["loc"][0])
-    why, _, fix = why.partition("; ")
+    aliases = next(names for _, names in variables(group) if detail["loc"][0] in names)
+    variable = next(name for name in aliases if name in given)
+    if redaction.clean(given[variable], secrets) != given[variable]:
+        why = why.partition(", near ")[0]  # a part of a secret cannot be told from other text
+    why, _, fix = redaction.clean(why, secrets).partition("; ")
     fix = fix[:1].upper() + fix[1:]
-    return Problem(variable, redaction.shown(variable, given.get(variable, "")), _clause(why), fix)
+    return Problem(variable, redaction.shown(variable, given[variable], secrets), _clause(why), fix)
 
 
 def _clause(message: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from worker import redaction
 
-LIKE_A_TOKEN = "hf_abcdefghijklmnop"
+LOOK = "hf_abcdefghijklmnop"
 KEY = "sk-4711-not-a-look-of-its-own"
 
 
@@ -55,8 +55,8 @@ def test_a_secret_within_another_leaves_nothing_of_either() -> None:
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
-        (f"401 for {LIKE_A_TOKEN}", LIKE_A_TOKEN),
-        (f'{{"token": "{LIKE_A_TOKEN}"}}', LIKE_A_TOKEN),
+        (f"401 for {LOOK}", LOOK),
+        (f'{{"token": "{LOOK}"}}', LOOK),
         ("https://user:pa55word@host/path", "pa55word"),
         ("http://proxy-user:s3cret@10.0.0.1:3128", "s3cret"),
         ("Authorization: Bearer abcdefgh12345678", "abcdefgh12345678"),

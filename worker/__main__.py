@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import env_schema
@@ -29,19 +29,15 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     if chosen.command == "docs":
         return _docs()
     try:
-        settings = env_schema.load(environ)
-        plan = engine_args.plan(settings)
-        findings = preflight.inspect(plan, environ)
-        if findings.problems:
-            raise ConfigurationError(findings.problems)
+        settings, plan, findings = preflight.examine(environ)
     except ConfigurationError as error:
-        print(redaction.clean(str(error), redaction.secrets_of(environ)), file=sys.stderr)
         count = len(error.problems)
+        print(redaction.clean(str(error), redaction.secrets_of(environ)), file=sys.stderr)
         print(f"{count} problem{'s' if count != 1 else ''}; nothing was started", file=sys.stderr)
         return EXIT_CONFIGURATION
     shown = _shown(settings, plan, findings)
     if chosen.command == "show" and chosen.json:
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        _say(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         _print(shown, as_values=chosen.command == "check")
     return 0
@@ -49,29 +45,33 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
 
 def _shown(settings: Settings, plan: EnginePlan, findings: preflight.Findings) -> dict[str, Any]:
     """All that there is to say of an accepted environment; no secret in it."""
-    shown = {
-        "engine_args": {name: _safe(name, value) for name, value in plan.arguments.items()},
-        "speculative_config": plan.speculative_config,
-        "worker": {
-            name: _safe(name, value)
-            for group in (settings.model, settings.serving, settings.process)
-            for name, value in group
-            if name not in env_schema.FIELD_OF_ARGUMENT.values() and value is not None
-        }
-        | {"platform": settings.on_platform},
-        "sources": {**settings.sources, **plan.sources},
-        "warnings": [*settings.warnings, *plan.warnings],
-        "not_checked": findings.unchecked,
-        "vllm_serve": shlex.join(engine_args.command_line(plan.arguments)),
-    }
-    cleaned: dict[str, Any] = json.loads(
-        redaction.clean(json.dumps(shown, ensure_ascii=False), settings.secrets)
+    arguments, worker, warnings, unchecked = redaction.clean_value(
+        (
+            plan.arguments,
+            dict(_worker_settings(settings)),
+            (*settings.warnings, *plan.warnings),
+            findings.unchecked,
+        ),
+        settings.secrets,
     )
-    return cleaned
+    return {
+        "engine_args": arguments,
+        "speculative_config": arguments.get("speculative_config"),
+        "worker": worker | {"platform": settings.on_platform},
+        "sources": {**settings.sources, **plan.sources},
+        "warnings": warnings,
+        "not_checked": unchecked,
+        "vllm_serve": shlex.join(engine_args.command_line(arguments)),
+    }
 
 
-def _safe(name: str, value: Any) -> Any:
-    return redaction.MASK if redaction.is_secret(name) else value
+def _worker_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """What is set and is not the engine's argument; the command line's parts are that."""
+    of_engine = {*env_schema.FIELD_OF_ARGUMENT.values(), "vllm_extra_args"} - {"hf_token"}
+    for group in (settings.model, settings.serving, settings.process):
+        for name, value in group:
+            if name not in of_engine and value is not None:
+                yield name, value
 
 
 def _print(shown: Mapping[str, Any], *, as_values: bool) -> None:
@@ -79,15 +79,18 @@ def _print(shown: Mapping[str, Any], *, as_values: bool) -> None:
     values = {**shown["engine_args"], **(shown["worker"] if as_values else {})}
     for name, value in values.items():
         source = sources.get(name, "default")
-        print(f"{name} = {_text(value)}  ({source})")
+        _say(f"{name} = {_text(value)}  ({source})")
     for warning in shown["warnings"]:
-        print(f"warning: {warning}")
+        _say(f"warning: {warning}")
     for line in shown["not_checked"]:
-        print(f"not checked: {line}")
-    if not as_values:
-        print(shown["vllm_serve"])
-    else:
-        print("The configuration is good.")
+        _say(f"not checked: {line}")
+    _say("The configuration is good." if as_values else shown["vllm_serve"])
+
+
+def _say(line: str) -> None:
+    """Print a line, with escapes for what the terminal cannot show: bytes that are no text."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ a millisecond, so an environment can be checked without importing the engine.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -77,11 +77,26 @@ class Argument:
         """The environment variable that sets it."""
         return self.name.upper()
 
+    @property
+    def many(self) -> bool:
+        """Whether a flag takes several words, each of them an item."""
+        return self.kind == "lora_modules" or (self.kind == "list" and not self.joined)
+
     def parse(self, text: str) -> grammar.Value:
         """The text as a value of this argument; ValueError with a clause otherwise."""
         value = self._parser()(text)
         self._check_bounds(value)
         return value
+
+    def parse_items(self, texts: Sequence[str]) -> grammar.Value:
+        """As `parse`, for the words after a flag: each is one item, whatever is in it."""
+        if self.kind == "lora_modules":
+            return [adapter for text in texts for adapter in grammar.lora_modules(text)]
+        return self.parse(json.dumps(texts))
+
+    def is_unset(self, text: str) -> bool:
+        """Whether the text stands for "not given"; some choices are called none."""
+        return grammar.is_unset(text) and text.casefold() not in self.choices
 
     def zero_means_unset(self) -> bool:
         """Whether the least legal value is one, so that a form's 0 means "not given"."""
@@ -103,6 +118,8 @@ class Argument:
     def _check_bounds(self, value: grammar.Value) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
+        if self.kind == "human_integer_or_auto" and value == 0:
+            raise ValueError("is zero; write a length, or auto")
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"is below the least legal value, {self.minimum:g}")
         if self.above is not None and value <= self.above:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from worker import catalog
@@ -20,8 +21,17 @@ from worker import catalog
 # Parser-only names: neither the engine nor its front end reads them as an argument.
 NOT_ARGUMENTS = frozenset({"help", "model_tag", "headless", "api_server_count", "config", "grpc"})
 
-# Bounds that the engine applies in code instead of in a type (measured on 0.32.0).
-CODED_MINIMUM = {"max_model_len": -1, "num_gpu_blocks_override": 1}
+# Bounds that the engine applies in code instead of in a type, or fails without (0.32.0).
+CODED_MINIMUM: dict[str, float] = {
+    "max_model_len": -1,
+    "num_gpu_blocks_override": 1,
+    "kv_cache_memory_bytes": 1,  # the CPU worker takes 0 for a cache of nothing
+    "renderer_num_workers": 1,  # the size of a pool of threads
+    "max_cpu_loras": 1,  # not below max_loras
+    "cp_kv_cache_interleave_size": 1,  # divides the block size
+    "distributed_timeout_seconds": 1,
+    "cpu_distributed_timeout_seconds": 1,
+}
 
 NUMERIC = ("integer", "human_integer", "human_integer_or_auto", "number")
 
@@ -35,9 +45,9 @@ def generate() -> str:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.version import __version__
 
-    parser = make_arg_parser(FlexibleArgumentParser())
+    new_parser: Any = FlexibleArgumentParser  # untyped
+    parser = make_arg_parser(new_parser())
     engine_fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     bounds = dict(_bounds())
     arguments = [
@@ -46,7 +56,7 @@ def generate() -> str:
         if action.dest not in NOT_ARGUMENTS
     ]
     content = {
-        "engine_version": __version__.partition("+")[0],
+        "engine_version": import_module("vllm.version").__version__.partition("+")[0],
         "arguments": arguments,
         "engine_environment": sorted(envs.environment_variables),
     }
@@ -125,7 +135,7 @@ def _kind(action: argparse.Action) -> dict[str, object]:
     if isinstance(action, argparse._AppendAction):
         return {"kind": "list", "repeatable": True}
     if action.nargs == "+":
-        return {"kind": "list"} | ({"item": "integer"} if item == "integer" else {})
+        return {"kind": "list", "item": "integer"} if item == "integer" else {"kind": "list"}
     if action.nargs == "?":
         return {"kind": "flag_or_text"}
     if item == "json" and isinstance(action.default, list):

@@ -6,10 +6,10 @@ defaults below, the engine's own.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from env_schema import FIELD_OF_ARGUMENT, Settings
+from env_schema import FIELD_OF_ARGUMENT, Settings, SpeculationSettings
 from worker import catalog, extra_args, redaction, speculation
 from worker.errors import ConfigurationError, Problem
 from worker.grammar import Value
@@ -65,7 +65,7 @@ DEFAULTS = (
 class EnginePlan:
     """The engine's arguments, by name; where each came from; what to tell the user."""
 
-    arguments: Mapping[str, Value]
+    arguments: Mapping[str, Value] = field(repr=False)  # may hold keys
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
@@ -86,30 +86,36 @@ def plan(settings: Settings) -> EnginePlan:
 
     Reads `VLLM_CONFIG_FILE`. Raises `ConfigurationError` with every problem.
     """
+    made, problems = attempt(settings)
+    if problems:
+        raise ConfigurationError(problems)
+    return made
+
+
+def attempt(settings: Settings) -> tuple[EnginePlan, list[Problem]]:
+    """As `plan`, with the problems beside the plan that can be made without their cause."""
     problems: list[Problem] = []
     process = settings.process
     file = _layer(extra_args.read_file, process.vllm_config_file, problems)
+    variables = dict(_from_variables(settings))
     extra = _layer(extra_args.parse_command_line, process.vllm_extra_args, problems)
-    layers = (
-        (file, lambda _: extra_args.FILE),
-        (dict(_from_variables(settings)), lambda name: _variable_of(settings, name)),
-        (extra, lambda _: extra_args.EXTRA),
-    )
-    arguments: dict[str, Value] = {}
-    sources: dict[str, str] = {}
-    for layer, source in layers:
-        arguments |= layer
-        sources |= {name: source(name) for name in layer}
+    arguments: dict[str, Value] = {**file, **variables, **extra}
+    sources = {
+        **dict.fromkeys(file, extra_args.FILE),
+        **{name: _variable_of(settings, name) for name in variables},
+        **dict.fromkeys(extra, extra_args.EXTRA),
+    }
+    for name in [name for name, value in arguments.items() if value is None]:
+        del arguments[name], sources[name]
     warnings = _drop_portless(arguments, sources)
     spoken = _speculation(settings, file, extra, arguments.get("max_num_seqs"))
-    _put_speculation(spoken, settings, file, extra, arguments, sources)
+    _put_speculation(spoken, settings, extra, arguments, sources)
     problems += spoken.problems
     _settle_model(settings, arguments, sources, problems)
     problems += _across(arguments)
-    if problems:
-        raise ConfigurationError(problems)
     _add_defaults(arguments, sources)
-    return EnginePlan(arguments, sources, (*warnings, *spoken.warnings, *_advice(settings, arguments)))
+    notes = (*warnings, *spoken.warnings, *_advice(settings, arguments))
+    return EnginePlan(arguments, sources, notes), problems
 
 
 def command_line(arguments: Mapping[str, Value]) -> list[str]:
@@ -118,7 +124,9 @@ def command_line(arguments: Mapping[str, Value]) -> list[str]:
     words = ["vllm", "serve", str(arguments["model"])]
     for name, value in arguments.items():
         if name != "model":
-            words += _flag_words(known[name], redaction.MASK if redaction.is_secret(name) else value)
+            secret = redaction.is_secret(name)
+            safe = redaction.MASK if secret else redaction.clean_value(value)
+            words += _flag_words(known[name], safe)
     return words
 
 
@@ -128,12 +136,22 @@ def _flag_words(argument: catalog.Argument, value: Value) -> list[str]:
         negative = [word for word in argument.flags if word.startswith("--no-")]
         return [flag] if value else negative[:1]
     if argument.repeatable and isinstance(value, list):
-        return [word for item in value for word in (flag, str(item))]
-    if argument.kind in ("list", "lora_modules") and isinstance(value, list):
-        if argument.joined:
-            return [flag, ",".join(map(str, value))]
-        return [flag, *(json.dumps(v) if isinstance(v, dict) else str(v) for v in value)]
-    return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+        return [word for item in value for word in _pair(flag, item)]
+    if argument.joined and isinstance(value, list):
+        return _pair(flag, ",".join(map(str, value)))
+    if argument.many and isinstance(value, list) and len(value) > 1:
+        return [flag, *map(_word, value)]
+    return _pair(flag, value[0] if argument.many and isinstance(value, list) else value)
+
+
+def _pair(flag: str, value: Value) -> list[str]:
+    """A flag and its value; in one word where the value looks like a flag itself."""
+    word = _word(value)
+    return [f"{flag}={word}"] if word.startswith("-") else [flag, word]
+
+
+def _word(value: Value) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _layer(
@@ -174,7 +192,14 @@ def _drop_portless(arguments: dict[str, Value], sources: dict[str, str]) -> list
     return warnings
 
 
+DRAFT_GPUS = "draft_tensor_parallel_size"
 SPECULATIVE_ARGUMENTS = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+# Keys of the engine's speculative config that have a flag of their own.
+KEY_OF_FLAG: Mapping[str, str] = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
 
 
 def _speculation(
@@ -190,33 +215,35 @@ def _speculation(
         fields, sources = {}, {}
         layer, source = extra, extra_args.EXTRA
     else:
-        layer, source = file, extra_args.FILE
+        layer, source = _yielding(file, settings.speculation), extra_args.FILE
     for argument in SPECULATIVE_ARGUMENTS:
-        name = FIELD_OF_ARGUMENT[argument]
-        if argument in layer and fields.get(name) is None:
+        if argument in layer:
+            name = FIELD_OF_ARGUMENT[argument]
             fields[name] = layer[argument]
             sources[name] = source
-    if fields.get("speculative_config") is not None and source == extra_args.FILE:
-        fields["speculative_config"] = _yielding(fields, settings)
     seqs = max_num_seqs if isinstance(max_num_seqs, int) else None
     return speculation.resolve(fields, sources, seqs)
 
 
-def _yielding(fields: Mapping[str, Any], settings: Settings) -> Mapping[str, Value]:
-    """The base config; a file's keys yield to the variables for the same settings."""
-    base: Mapping[str, Value] = fields["speculative_config"]
-    if settings.speculation.speculative_config is not None:
-        return base
-    taken = {key for name, key in speculation.ENGINE_FIELDS.items() if fields.get(name) is not None}
-    if settings.speculation.speculative_method or settings.speculation.speculative_model:
+def _yielding(file: Mapping[str, Value], variables: SpeculationSettings) -> Mapping[str, Value]:
+    """The file's speculative arguments without what the variables say anything of."""
+    if variables.speculative_config is not None:
+        return {}
+    said = {name for name, value in variables if value is not None}
+    taken = {key for name, key in speculation.ENGINE_FIELDS.items() if name in said}
+    if variables.speculative_method or variables.speculative_model:
         taken |= {"method", "model"}
-    return {key: value for key, value in base.items() if key.replace("-", "_") not in taken}
+    kept = {name: value for name, value in file.items() if KEY_OF_FLAG.get(name) not in taken}
+    base = kept.get("speculative_config")
+    if isinstance(base, dict):
+        config = {k: value for k, value in base.items() if k.replace("-", "_") not in taken}
+        kept["speculative_config"] = config
+    return kept
 
 
 def _put_speculation(
     spoken: speculation.Speculation,
     settings: Settings,
-    file: Mapping[str, Value],
     extra: Mapping[str, Value],
     arguments: dict[str, Value],
     sources: dict[str, str],
@@ -224,22 +251,16 @@ def _put_speculation(
     for name in SPECULATIVE_ARGUMENTS:
         arguments.pop(name, None)
         sources.pop(name, None)
-    if spoken.config is None:
-        return
-    arguments["speculative_config"] = spoken.config
-    by_variables = [
-        settings.sources[name]
-        for name, value in settings.speculation
-        if name in settings.sources and value is not None
-    ]
-    if any(name in extra for name in SPECULATIVE_ARGUMENTS):
-        sources["speculative_config"] = extra_args.EXTRA
-        if by_variables:
-            spoken.warnings.append(
-                f"{', '.join(by_variables)}: no effect, since {extra_args.EXTRA} sets speculation"
-            )
-    else:
-        sources["speculative_config"] = ", ".join(by_variables) or extra_args.FILE
+    given = settings.sources
+    by_variables = ", ".join(given[name] for name, _ in settings.speculation if name in given)
+    replaced = any(name in extra for name in SPECULATIVE_ARGUMENTS)
+    if replaced and by_variables:
+        note = f"{by_variables}: no effect, since {extra_args.EXTRA} sets speculation"
+        spoken.warnings.append(note)
+    if spoken.config is not None:
+        arguments["speculative_config"] = spoken.config
+        source = extra_args.EXTRA if replaced else by_variables or extra_args.FILE
+        sources["speculative_config"] = source
 
 
 def _settle_model(
@@ -270,6 +291,22 @@ def _across(arguments: Mapping[str, Value]) -> Iterator[Problem]:
             "needs a parser for the model's tool calls",
             "Set TOOL_CALL_PARSER, for instance TOOL_CALL_PARSER=hermes",
         )
+    config = arguments.get("speculative_config")
+    if isinstance(config, dict) and "model" in config:
+        yield from _target_against_draft(arguments, config)
+
+
+def _target_against_draft(
+    arguments: Mapping[str, Value], config: Mapping[str, Value]
+) -> Iterator[Problem]:
+    gpus, draft_gpus = arguments.get("tensor_parallel_size", 1), config.get(DRAFT_GPUS)
+    if draft_gpus not in (None, 1, gpus):
+        why = f"is neither 1 nor the target's own TENSOR_PARALLEL_SIZE={gpus}"
+        yield Problem("SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE", str(draft_gpus), why)
+    longest, drafted = arguments.get("max_model_len"), config.get("max_model_len")
+    if isinstance(longest, int) and isinstance(drafted, int) and 0 < longest < drafted:
+        why = f"is above the target's own MAX_MODEL_LEN={longest}"
+        yield Problem("SPECULATIVE_MAX_MODEL_LEN", str(drafted), why)
 
 
 def _add_defaults(arguments: dict[str, Value], sources: dict[str, str]) -> None:

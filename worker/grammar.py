@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from worker import redaction
 
-Value: TypeAlias = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
+Value: TypeAlias = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
 
 TOO_DEEP = "is nested too deeply"
 UNSET_WORDS = frozenset({"", "none", "null"})
@@ -172,10 +172,10 @@ def json_or_text(given: str) -> Value:
     return json_object(given) if _strip_quotes(given).startswith("{") else given
 
 
-def list_of(item: Callable[[str], Value]) -> Callable[[str], Value]:
+def list_of(item: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """A JSON list, or items separated by commas or blanks."""
 
-    def parse(given: str) -> Value:
+    def parse(given: str) -> list[Value]:
         inner = _strip_quotes(given)
         parts = json_list(inner) if inner.startswith("[") else re.split(r"[,\s]+", inner)
         items = [item(_item_text(part)) for part in parts if part != ""]
@@ -192,7 +192,7 @@ def _item_text(part: Value) -> str:
     return str(part)
 
 
-def lora_modules(given: str) -> Value:
+def lora_modules(given: str) -> list[Value]:
     """Adapters: `name=path` items, a JSON list of objects, or one JSON object.
 
     An object is either one adapter (`{"name": …, "path": …}`) or a map from name to path.

@@ -1,7 +1,7 @@
 """The accepted job shapes -> one request, or a client error that names the field.
 
-    {"prompt" | "messages", "sampling_params", "stream", …}
-    {"openai_route", "openai_input"}
+{"prompt" | "messages", "sampling_params", "stream", …}
+{"openai_route", "openai_input"}
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,21 +74,25 @@ def parse(job: Mapping[str, Any], pace: Pace) -> Request:
             hint='send {"input": {"prompt": "…"}} or {"input": {"messages": […]}}',
         )
     values = {str(name): value for name, value in given.items() if value is not None}
-    return _openai(values, pace) if "openai_route" in values else _native(values, pace)
+    return _openai(values, pace) if OPENAI_FIELDS & values.keys() else _native(values, pace)
 
 
 def _openai(values: Mapping[str, Any], pace: Pace) -> OpenAIRequest:
     sampling.refuse_unknown(values, OPENAI_FIELDS, "input")
+    if "openai_route" not in values:
+        raise RequestError(
+            "openai_input needs openai_route beside it",
+            param="openai_route",
+            hint=f"served: {', '.join(ROUTES)}",
+        )
     route, body = values["openai_route"], values.get("openai_input")
     if not isinstance(route, str):
-        raise RequestError(
-            f"openai_route must be text, not {_kind(route)}", param="openai_route"
-        )
+        raise RequestError(f"openai_route must be text, not {_kind(route)}", param="openai_route")
     path = "/" + route.strip().strip("/")
     method = ROUTES.get(path)
     if method is None:
         raise RequestError(
-            f"openai_route {route!r} is not served here",
+            f"openai_route {sampling.shown(route)!r} is not served here",
             param="openai_route",
             code=404,
             kind="NotFoundError",
@@ -143,16 +147,26 @@ def _messages(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
         what = "an empty list" if messages == [] else _kind(messages)
         raise RequestError(f"messages must be a list of messages, not {what}", param="messages")
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if not _is_message(message):
             raise RequestError(
                 f"messages[{index}] must be an object with a role and content", param="messages"
             )
     return messages
 
 
+def _is_message(message: object) -> bool:
+    """Whether it has a role; the content is text or parts, and none where tools were called."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return isinstance(content, str | list | None) and all(isinstance(p, Mapping) for p in parts)
+
+
 def _sampling(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """`sampling_params`, and the sampling names given beside the prompt."""
-    nested = _object(values, "sampling_params")
+    given = _object(values, "sampling_params")
+    nested = {name: value for name, value in given.items() if value is not None}
     beside = {name: value for name, value in values.items() if name in sampling.names()}
     for name in beside.keys() & nested.keys():
         if beside[name] != nested[name]:
@@ -176,10 +190,12 @@ def _number(values: Mapping[str, Any], name: str, default: float, *, least: floa
     given = values.get(name, default)
     try:
         number = float(given) if not isinstance(given, bool) else float("nan")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not least <= number < float("inf"):
-        raise RequestError(f"{name} must be a number of at least {least:g} ({given})", param=name)
+        raise RequestError(
+            f"{name} must be a number of at least {least:g} ({sampling.shown(given)})", param=name
+        )
     return number
 
 
@@ -200,7 +216,7 @@ def _flag(values: Mapping[str, Any], name: str) -> bool:
         return True
     if word is False or word == "false":
         return False
-    raise RequestError(f"{name} must be true or false ({given})", param=name)
+    raise RequestError(f"{name} must be true or false ({sampling.shown(given)})", param=name)
 
 
 def _kind(value: object) -> str:

@@ -14,6 +14,7 @@ from worker.errors import RequestError
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 Emission = dict[str, Any] | list[Any] | str
 
@@ -41,9 +42,9 @@ def failure(error: RequestError) -> dict[str, Any]:
     return {"error": json.dumps(plain(dict(error.body())), ensure_ascii=False)}
 
 
-def error_event(error: RequestError) -> str:
-    """The error as one server-sent event, in OpenAI's shape."""
-    return f"data: {json.dumps({'error': plain(dict(error.body()))}, ensure_ascii=False)}\n\n"
+def error_payload(error: RequestError) -> dict[str, Any]:
+    """The error as the payload of an event, in OpenAI's shape."""
+    return {"error": plain(dict(error.body()))}
 
 
 @dataclass
@@ -56,8 +57,8 @@ class NativeAnswer:
     choices: int
     prompt_tokens: int = 0
     output_tokens: int = 0
-    speculative: Mapping[str, Any] | None = None
     finish_reasons: dict[int, str] = field(default_factory=dict)
+    metrics: list["RequestSpecDecodeMetrics"] = field(default_factory=list)
 
     def chunk(self, outputs: Sequence["RequestOutput"]) -> dict[str, Any]:
         """One emission for the engine's outputs; usage is that of the job so far."""
@@ -73,8 +74,8 @@ class NativeAnswer:
             ],
             "usage": {"input": self.prompt_tokens, "output": self.output_tokens},
         }
-        if self.speculative is not None and len(self.finish_reasons) == self.choices:
-            result["speculative"] = self.speculative
+        if self.metrics and len(self.finish_reasons) == self.choices:
+            result["speculative"] = acceptance(_together(self.metrics).to_dict())
         cleaned: dict[str, Any] = plain(result)
         return cleaned
 
@@ -87,7 +88,7 @@ class NativeAnswer:
         if choice.finish_reason:
             self.finish_reasons[choice.index] = choice.finish_reason
         if choice.spec_decode_metrics is not None:
-            self.speculative = acceptance(choice.spec_decode_metrics.to_dict())
+            self.metrics.append(choice.spec_decode_metrics)
 
     def _choice(self, index: int, texts: list[str], logprobs: list[Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"tokens": texts}
@@ -96,6 +97,14 @@ class NativeAnswer:
         if index in self.finish_reasons:
             choice["finish_reason"] = self.finish_reasons[index]
         return choice
+
+
+def _together(choices: Sequence["RequestSpecDecodeMetrics"]) -> "RequestSpecDecodeMetrics":
+    """The figures of a job's choices as those of one."""
+    total = choices[0].new(choices[0].num_spec_tokens)
+    total.histogram = [sum(c) for c in zip(*(c.histogram for c in choices), strict=True)]
+    total.num_draft_tokens = sum(choice.num_draft_tokens for choice in choices)
+    return total
 
 
 def acceptance(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +124,12 @@ def acceptance(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _token_logprobs(position: Mapping[int, Any]) -> dict[str, Any]:
-    """Token text to log probability, the sampled token first, as the engine ranks them."""
-    return {
-        entry.decoded_token or str(token): entry.logprob for token, entry in position.items()
-    }
+    """Token text to log probability, the sampled token first, as the engine ranks them.
+
+    Parts of one character look alike; of tokens with one text the later go by their ids.
+    """
+    texts: dict[str, Any] = {}
+    for token, entry in position.items():
+        text = entry.decoded_token
+        texts[f"token_id:{token}" if not text or text in texts else text] = entry.logprob
+    return texts

@@ -16,10 +16,10 @@ from env_schema import ServingSettings
 from worker import job_input, job_output, sampling
 from worker.engine import Engine
 from worker.errors import EngineError, RequestError
-from worker.job_input import NativeRequest, OpenAIRequest
+from worker.job_input import NativeRequest, OpenAIRequest, Request
 from worker.job_output import Emission
 from worker.openai_app import OpenAIApp, Response
-from worker.sse import Event, events
+from worker.sse import Event, event_of, events
 from worker.stream import Pace, emissions
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ log = logging.getLogger("worker.jobs")
 
 # Python reports a cancellation that nobody asked for in the same way as one that was.
 _NOT_ASKED_FOR = "the engine gave the request up"
+_AGAIN = "send the job again"
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,23 @@ class Jobs:
     async def serve(self, job: Mapping[str, Any]) -> AsyncGenerator[Emission, None]:
         """The emissions of one job; never raises for a job's sake, only when cancelled."""
         self._track()
+        request: Request | None = None
         try:
             request = job_input.parse(job, self._pace)
             answer = self._native if isinstance(request, NativeRequest) else self._openai
             async with aclosing(answer(request)) as parts:  # type: ignore[arg-type]
                 async for emission in parts:
                     yield emission
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            return
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # the SDK would send the traceback, or nothing at all
+            if _is_cancellation(error):
                 raise
-            yield job_output.failure(RequestError(_NOT_ASKED_FOR, code=500, kind="ServerError"))
-        except Exception as error:  # the SDK would send the traceback to the client
-            yield job_output.failure(client_error(error))
+            told = client_error(error)
+        if isinstance(request, OpenAIRequest) and request.stream:
+            yield self._openai_chunk([event_of(job_output.error_payload(told))])
+        yield job_output.failure(told)
 
     def _track(self) -> None:
         task = asyncio.current_task()
@@ -80,10 +85,7 @@ class Jobs:
         parameters = sampling.build(
             request.sampling_params, engine.sampling_defaults, streamed=request.stream
         )
-        if request.prompt is not None:
-            rendered = await engine.render_text(request.prompt)
-        else:
-            rendered = await engine.render_chat(request.messages or (), request.template_arguments)
+        rendered = await self._rendered(request)
         request_id = f"job-{uuid.uuid4().hex}"
         _when_done(lambda: engine.abort_soon(request_id))
         answer = job_output.NativeAnswer(parameters.n)
@@ -96,6 +98,30 @@ class Jobs:
         async with aclosing(emissions(deltas(), request.pace)) as gathered:
             async for pieces in gathered:
                 yield answer.chunk([piece.output for piece in pieces])
+        if "error" in answer.finish_reasons.values():
+            raise RequestError(
+                "the engine failed on this request",
+                code=500,
+                kind="ServerError",
+                hint=_AGAIN,
+            )
+
+    async def _rendered(self, request: NativeRequest) -> Any:
+        """The engine's input; what the model's template or tokenizer refuses is the job's fault."""
+        from vllm.renderers.chat_utils import ChatTemplateResolutionError
+
+        engine, messages = self._engine, request.messages
+        try:
+            if messages is None:
+                return await engine.render_text(request.prompt or "")
+            return await engine.render_chat(messages, request.template_arguments)
+        except (ValueError, TypeError) as error:
+            no_template = isinstance(error, ChatTemplateResolutionError)
+            raise RequestError(
+                sampling.error_text(error),
+                param="prompt" if messages is None else "messages",
+                hint="set CUSTOM_CHAT_TEMPLATE on the endpoint" if no_template else None,
+            ) from error
 
     async def _openai(self, request: OpenAIRequest) -> AsyncGenerator[Emission, None]:
         response = await self.app.call(request.method, request.path, request.body)
@@ -106,13 +132,9 @@ class Jobs:
                     yield emission
                 return
             body = await response.json()
-        if response.status < 400:
-            yield job_output.plain(body)
-            return
-        error = openai_error(body, response.status)
-        if request.stream:
-            yield job_output.error_event(error)
-        yield job_output.failure(error)
+        if response.status >= 400:
+            raise openai_error(body, response.status)
+        yield job_output.plain(body)
 
     async def _openai_stream(
         self, response: Response, pace: Pace
@@ -120,7 +142,8 @@ class Jobs:
         failed: RequestError | None = None
         async with aclosing(emissions(events(response.body), pace)) as gathered:
             async for pieces in gathered:
-                yield self._openai_chunk(pieces)
+                if chunk := self._openai_chunk(pieces):
+                    yield chunk
                 for piece in pieces:
                     failed = failed or _error_in(piece)
         if failed is not None:
@@ -142,22 +165,47 @@ def pace_of(serving: ServingSettings) -> Pace:
     )
 
 
-def client_error(error: Exception) -> RequestError:
+def client_error(error: BaseException) -> RequestError:
     """What a client is told of an exception: its own mistake in full, ours in a sentence."""
     if isinstance(error, RequestError):
         return error
-    from vllm.exceptions import VLLMClientError
-    from vllm.v1.engine.exceptions import EngineDeadError
+    if isinstance(error, asyncio.CancelledError):
+        return RequestError(_NOT_ASKED_FOR, code=500, kind="ServerError", hint=_AGAIN)
+    return _engine_error(error) or _unexpected(error)
 
-    if isinstance(error, VLLMClientError):
-        return RequestError(sampling.error_text(error), param=getattr(error, "parameter", None))
+
+def _engine_error(error: BaseException) -> RequestError | None:
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    if isinstance(error, VLLMClientError | GracefulHTTPError | GenerationError):
+        upstream = create_error_response(error).error
+        return RequestError(
+            sampling.error_text(error),
+            param=upstream.param,
+            code=upstream.code,
+            kind=upstream.type,
+        )
+    if isinstance(error, EngineGenerateError):  # an error in taking this request, mostly empty
+        log.error("the engine refused a job", exc_info=error)
+        of_the_job = isinstance(error.__cause__, ValueError | TypeError | OverflowError)
+        return RequestError(
+            f"the engine cannot run this request: {sampling.error_text(error)}",
+            code=400 if of_the_job else 500,
+            kind="BadRequestError" if of_the_job else "ServerError",
+        )
     if isinstance(error, EngineDeadError | EngineError):
         return RequestError(
             "the engine of this worker has ended; the worker is being replaced",
             code=503,
             kind="EngineDeadError",
-            hint="send the job again",
+            hint=_AGAIN,
         )
+    return None
+
+
+def _unexpected(error: BaseException) -> RequestError:
     log.error("a job failed unexpectedly", exc_info=error)
     return RequestError(
         "the worker failed on this job", code=500, kind="ServerError", hint="see the worker's log"
@@ -166,9 +214,9 @@ def client_error(error: Exception) -> RequestError:
 
 def openai_error(body: Any, status: int) -> RequestError:
     """The error object in an answer of the OpenAI application."""
-    found = body.get("error", body) if isinstance(body, Mapping) else {"message": str(body)}
+    found = body.get("error", body) if isinstance(body, Mapping) else body
     if not isinstance(found, Mapping):
-        found = {"message": str(found)}
+        found = {"message": str(found or "")}
     message = str(found.get("message") or found.get("detail") or f"HTTP status {status}")
     code = found.get("code")
     return RequestError(
@@ -189,6 +237,13 @@ def _error_in(event: Event) -> RequestError | None:
     if isinstance(data, Mapping) and data.get("error"):
         return openai_error(data, 500)
     return None
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether it is one that was asked for."""
+    task = asyncio.current_task()
+    asked_for = task is None or task.cancelling() > 0
+    return isinstance(error, asyncio.CancelledError) and asked_for
 
 
 def _when_done(call: Callable[[], None]) -> None:

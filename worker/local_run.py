@@ -7,7 +7,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from worker.engine_args import EnginePlan
 from worker.errors import ConfigurationError, Problem
 from worker.job_output import Emission
 from worker.jobs import Jobs
-from worker.sse import DONE
+from worker.sse import Event
 
 FLAG = "--test_input"
 DEFAULT_FILE = Path("test_input.json")
@@ -42,7 +43,7 @@ def requested(arguments: Sequence[str], on_platform: bool) -> dict[str, Any] | N
                 "RUNPOD_WEBHOOK_GET_JOB",
                 None,
                 "not set, so this is not a Runpod worker, and there is no job to run here",
-                f"Give one with {FLAG} '{{\"input\": {{\"prompt\": \"Hello\"}}}}'",
+                f'Give one with {FLAG} \'{{"input": {{"prompt": "Hello"}}}}\'',
             )
         ]
     )
@@ -62,8 +63,9 @@ def _job(given: str) -> dict[str, Any]:
     if not given.lstrip().startswith("{"):
         try:
             text = Path(given).read_text(encoding="utf-8")
-        except OSError as error:
-            why = f"is neither a JSON object nor a file that can be read ({error.strerror})"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            why = f"is neither a JSON object nor a file that can be read ({reason})"
             raise ConfigurationError([Problem(FLAG, given[:80], why)]) from None
     try:
         job = json.loads(text)
@@ -97,10 +99,15 @@ class _Report:
     began: float
     sent: float
     first_at: float | None = None
+    emissions: int = 0
     ended: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
     speculative: dict[str, Any] | None = None
     error: str | None = None
+
+    def arrived(self) -> None:
+        self.first_at = self.first_at or time.monotonic()
+        self.emissions += 1
 
     def take(self, data: Any) -> None:
         if not isinstance(data, dict):
@@ -117,14 +124,16 @@ class _Report:
     def lines(self) -> list[str]:
         if self.first_at is None:
             return []
+        streamed = self.emissions > 1
         lines = [
-            f"first token {self.first_at - self.began:.1f} s after start, "
-            f"{self.first_at - self.sent:.2f} s after the job"
+            f"{'first token' if streamed else 'answer'} {self.first_at - self.began:.1f} s "
+            f"after start, {self.first_at - self.sent:.2f} s after the job"
         ]
         output = self.usage.get("output")
-        elapsed = self.ended - self.first_at
+        # one emission says nothing of when its tokens came; the first of a stream starts the clock
+        elapsed = self.ended - (self.first_at if streamed else self.sent)
         if output and elapsed > 0:
-            rate = (output - 1) / elapsed
+            rate = (output - 1 if streamed else output) / elapsed
             lines.append(
                 f"{output} tokens for {self.usage.get('input')} of prompt, {rate:.1f} tokens/s"
             )
@@ -147,15 +156,15 @@ def _acceptance_lines(figures: dict[str, Any]) -> list[str]:
 
 async def _print_job(jobs: Jobs, job: dict[str, Any], began: float) -> int:
     report = _Report(began, time.monotonic())
-    emissions: AsyncGenerator[Emission, None] = jobs.serve(job)
-    async for emission in emissions:
-        if isinstance(emission, dict) and emission.get("error"):
-            report.error = str(emission["error"])
-            break
-        report.first_at = report.first_at or time.monotonic()
-        for data in _parts(emission):
-            report.take(data)
-            print(_text(data), end="", flush=True)
+    async with aclosing(jobs.serve(job)) as emissions:
+        async for emission in emissions:
+            if isinstance(emission, dict) and emission.get("error"):
+                report.error = str(emission["error"])
+                break
+            report.arrived()
+            for data in _parts(emission):
+                report.take(data)
+                print(_text(data), end="", flush=True)
     report.ended = time.monotonic()
     print(flush=True)
     for line in report.lines():
@@ -169,8 +178,8 @@ async def _print_job(jobs: Jobs, job: dict[str, Any], began: float) -> int:
 def _parts(emission: Emission) -> list[Any]:
     """The objects in an emission."""
     if isinstance(emission, str):
-        lines = [line[5:].strip() for line in emission.splitlines() if line.startswith("data:")]
-        return [json.loads(line) for line in lines if line != DONE]
+        data = [Event(event).data() for event in emission.split("\n\n")]
+        return [part for part in data if part is not None]
     return emission if isinstance(emission, list) else [emission]
 
 

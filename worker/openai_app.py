@@ -1,7 +1,7 @@
 """The engine's own OpenAI application, called as an ASGI app in this process.
 
 No port is opened. What uvicorn's lifespan would do is done here: the death flag at
-`app.state.server`, and `freeze_gc_heap`; the statistics' clock is the worker's.
+`app.state.server`; the statistics' clock is the worker's.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ from worker.engine import Engine
 # With 2.4 starlette does not listen for a disconnect while it streams: after one, the
 # engine went on for 18.7 s, to the request's last token.
 ASGI = {"version": "3.0", "spec_version": "2.3"}
+
+LONGEST_END_S = 5.0  # told that the caller has gone, the application ends in milliseconds
 
 
 def import_application() -> None:
@@ -51,9 +53,12 @@ class Response:
         return self.content_type.startswith("text/event-stream")
 
     async def json(self) -> Any:
-        """The whole body, decoded; None where it is empty."""
+        """The whole body, decoded; its text where it is not JSON, None where it is empty."""
         raw = b"".join([part async for part in self.body])
-        return json.loads(raw) if raw.strip() else None
+        try:
+            return json.loads(raw) if raw.strip() else None
+        except ValueError:
+            return raw.decode("utf-8", "replace")
 
 
 class OpenAIApp:
@@ -88,8 +93,7 @@ class OpenAIApp:
     ) -> Response:
         """Call a route. Returns once its status is known; closing the body ends the call."""
         await self.ready()
-        call = _Call(self._app, method, path, body, headers or {})
-        return await call.start()
+        return await _Call(self._app, method, path, body, headers or {}).answer()
 
 
 class _Call:
@@ -104,30 +108,38 @@ class _Call:
         self._given = False
         self._gone = asyncio.Event()
         self._sent: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> Response:
         self._task = asyncio.create_task(self._run())
+
+    async def answer(self) -> Response:
+        """The answer, as soon as it begins; raises what the application raises instead of one."""
         try:
-            first = await self._sent.get()
+            first = await self._next()
         except asyncio.CancelledError:
             await self._end()
             raise
-        if first is None:
-            await self._end()
-            raise RuntimeError("the application ended without an answer")
-        headers = {k.decode().lower(): v.decode() for k, v in first.get("headers", [])}
-        return Response(first["status"], headers.get("content-type", ""), self._body(), self._gone.set)
+        headers = {name.lower(): value for name, value in first.get("headers", ())}
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        return Response(first["status"], content_type, self._body(), self._gone.set)
 
     async def _body(self) -> AsyncGenerator[bytes, None]:
         try:
-            while (message := await self._sent.get()) is not None:
-                if message.get("body"):
-                    yield message["body"]
-                if not message.get("more_body", False):
-                    break
+            message: dict[str, Any] = {"more_body": True}
+            while message.get("more_body", False):
+                message = await self._next()
+                if part := message.get("body"):
+                    yield part
         finally:
             await self._end()
+
+    async def _next(self) -> dict[str, Any]:
+        """What the application sends next; raises what it raised where it broke off."""
+        message = await self._sent.get()
+        if message is not None:
+            return message
+        if self._gone.is_set():  # it was told to
+            return {}
+        await self._task
+        raise RuntimeError("the application ended before its answer did")
 
     async def _run(self) -> None:
         try:
@@ -150,9 +162,9 @@ class _Call:
     async def _end(self) -> None:
         """Tell the application that the caller has gone, and let it finish."""
         self._gone.set()
-        if self._task is not None:
-            # after an error's answer the server error middleware raises again: it was sent
-            with suppress(Exception):
+        # after an error's answer the server error middleware raises again: it was sent
+        with suppress(Exception):
+            async with asyncio.timeout(LONGEST_END_S):
                 await self._task
 
 

@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import env_schema
+from env_schema import Settings
+from worker import engine_args, grammar, process_setup, redaction
 from worker.engine_args import EnginePlan
 from worker.errors import ConfigurationError, Problem
 
-# The names under which model families keep the length of their context.
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# The names under which model families keep the length of their context; the least counts.
+LENGTH_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
+)
+# Rotary types whose factor is in that length already, or does not lengthen it.
+UNSCALED = frozenset(
+    {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+)
 
 
 @dataclass
@@ -27,16 +37,34 @@ class Findings:
 def inspect(plan: EnginePlan, environ: Mapping[str, str]) -> Findings:
     """Check lengths and vocabularies against the `config.json` of target and draft."""
     findings = Findings()
-    if plan.is_embedded:
+    if plan.is_embedded or "model" not in plan.arguments:
         return findings
-    target = _read(str(plan.arguments["model"]), "MODEL_NAME", environ, findings)
-    draft_name = (plan.speculative_config or {}).get("model")
-    draft = _read(str(draft_name), "SPECULATIVE_MODEL", environ, findings) if draft_name else None
+    target = _read(_Model.named("MODEL_NAME", plan.arguments), environ, findings)
+    config = plan.speculative_config or {}
+    draft = None
+    if "model" in config:
+        draft = _read(_Model.named("SPECULATIVE_MODEL", config), environ, findings)
     if target is not None:
         findings.problems += _too_long(plan, target, environ)
     if target is not None and draft is not None:
         findings.problems += _vocabularies(plan, target, draft)
     return findings
+
+
+def examine(environ: Mapping[str, str]) -> tuple[Settings, EnginePlan, Findings]:
+    """All that can be told of an environment before anything heavy is imported.
+
+    Raises `ConfigurationError` with the problems of its texts, of the arguments that they
+    make, and of the models' files, all together.
+    """
+    settings, problems = env_schema.attempt(environ)
+    plan, of_plan = engine_args.attempt(settings)
+    libraries = process_setup.library_environment(settings, environ)
+    findings = inspect(plan, {**environ, **libraries})
+    problems = [*problems, *of_plan, *findings.problems]
+    if problems:
+        raise ConfigurationError(problems)
+    return settings, plan, findings
 
 
 def refuse_what_cannot_work(plan: EnginePlan, environ: Mapping[str, str]) -> None:
@@ -46,49 +74,75 @@ def refuse_what_cannot_work(plan: EnginePlan, environ: Mapping[str, str]) -> Non
         raise ConfigurationError(findings.problems)
 
 
-def _read(
-    name: str, variable: str, environ: Mapping[str, str], findings: Findings
-) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class _Model:
+    """A model as somebody named it, and the revision that goes with it."""
+
+    variable: str
+    name: str
+    revision: str
+
+    @classmethod
+    def named(cls, variable: str, config: Mapping[str, Any]) -> "_Model":
+        return cls(variable, str(config["model"]), str(config.get("revision") or "main"))
+
+    @property
+    def shown(self) -> str:
+        return redaction.shown(self.variable, self.name)
+
+    def problem(self, why: str, fix: str = "") -> Problem:
+        return Problem(self.variable, self.shown, why, fix)
+
+
+def _read(model: _Model, environ: Mapping[str, str], findings: Findings) -> dict[str, Any] | None:
     """A model's `config.json`, from its folder or from the Hugging Face cache."""
-    folder = Path(name)
-    if folder.is_absolute() or name.startswith(("./", "../", "~")):
-        folder = folder.expanduser()
-        if not folder.is_dir():
-            why = "is a path, and there is no such folder"
-            fix = "Set it to a Hugging Face repository or to an existing folder"
-            findings.problems.append(Problem(variable, name, why, fix))
-            return None
-        file: Path | None = folder / "config.json"
-    else:
-        file = _cached_config(name, environ)
-    if file is None or not file.is_file():
-        where = "its config.json is not on this machine"
-        findings.unchecked.append(f"{variable}={name}: context length and vocabulary ({where})")
-        return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        findings.problems.append(Problem(variable, name, f"its config.json is broken: {error}"))
+        file = _config_file(model, environ)
+        if file.is_file():
+            content = json.loads(file.read_text(encoding="utf-8"))
+            return content if isinstance(content, dict) else None
+    except NotADirectoryError:
+        why = "is a path, and there is no such folder"
+        fix = "Set it to a Hugging Face repository or to an existing folder"
+        findings.problems.append(model.problem(why, fix))
         return None
-    return content if isinstance(content, dict) else None
-
-
-def _cached_config(repository: str, environ: Mapping[str, str]) -> Path | None:
-    """The newest cached `config.json` of a repository, without asking the Hub."""
-    home = Path(environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    hub = Path(environ.get("HF_HUB_CACHE", home / "hub"))
-    folder = hub / f"models--{repository.replace('/', '--')}"
-    reference = folder / "refs" / "main"
-    if reference.is_file():
-        return folder / "snapshots" / reference.read_text().strip() / "config.json"
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"its config.json cannot be read: {type(error).__name__}"
+        findings.problems.append(model.problem(why))
+        return None
+    what = f"{model.variable}={model.shown}: context length and vocabulary"
+    findings.unchecked.append(f"{what} (its config.json is not on this machine)")
     return None
+
+
+def _config_file(model: _Model, environ: Mapping[str, str]) -> Path:
+    """Where the `config.json` of a model would be; the Hub is not asked."""
+    folder = Path(model.name)
+    if folder.is_dir():
+        return folder / "config.json"
+    if folder.is_absolute() or model.name.startswith(("./", "../", "~")):
+        raise NotADirectoryError(model.name)
+    cached = _hub(environ) / f"models--{model.name.replace('/', '--')}"
+    reference = cached / "refs" / model.revision
+    commit = reference.read_text().strip() if reference.is_file() else model.revision
+    return cached / "snapshots" / commit / "config.json"
+
+
+def _hub(environ: Mapping[str, str]) -> Path:
+    """The folder of the Hugging Face cache."""
+    set_to = {name: text for name, text in environ.items() if not grammar.is_unset(text)}
+    cache = set_to.get("XDG_CACHE_HOME", str(Path(set_to.get("HOME", "/root"), ".cache")))
+    home = set_to.get("HF_HOME", str(Path(cache, "huggingface")))
+    return Path(set_to.get("HF_HUB_CACHE", str(Path(home, "hub"))))
 
 
 def _too_long(
     plan: EnginePlan, target: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[Problem]:
-    asked, most = plan.arguments.get("max_model_len"), context_length(target)
-    allowed = environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
+    overrides = plan.arguments.get("hf_overrides")
+    config = {**target, **overrides} if isinstance(overrides, dict) else target
+    asked, most = plan.arguments.get("max_model_len"), context_length(config)
+    allowed = environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
     if isinstance(asked, int) and most is not None and asked > most and not allowed:
         yield Problem(
             "MAX_MODEL_LEN",
@@ -108,26 +162,41 @@ def _vocabularies(
     if mine and its and mine != its:
         yield Problem(
             "SPECULATIVE_MODEL",
-            str(config.get("model")),
+            redaction.shown("SPECULATIVE_MODEL", config.get("model")),
             f"its vocabulary has {its} tokens and the target's {mine}",
             "Choose a draft of the target's own family",
         )
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """The context that a `config.json` states, in tokens, a rope factor included; else None."""
+    """The context that a `config.json` states, in tokens, a rope factor included; else None.
+
+    Source: `vllm.config.model._get_and_verify_max_len`.
+    """
     text = _text(config)
-    length = next((text[key] for key in LENGTH_KEYS if isinstance(text.get(key), int)), None)
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    factor = rope.get("factor") if isinstance(rope, Mapping) else None
-    if length is None or (factor and rope.get("rope_type", rope.get("type")) != "yarn"):
-        return None if length is None or factor else int(length)
-    return int(length * factor) if factor else int(length)
+    lengths = [text[key] for key in LENGTH_KEYS if type(text.get(key)) is int]
+    if isinstance(text.get("model_max_length"), int):
+        lengths = [text["model_max_length"]]
+    if not lengths:
+        return None
+    scaled = "gemma3" not in str(config.get("model_type"))
+    return int(min(lengths) * (_rope_factor(text) if scaled else 1))
+
+
+def _rope_factor(text: Mapping[str, Any]) -> float:
+    """What the rotary parameters, of all layers or of each type of layer, lengthen it by."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    rope = rope if isinstance(rope, Mapping) else {}
+    nested = [part for part in rope.values() if isinstance(part, Mapping)]
+    factors = [
+        part.get("factor")
+        for part in nested or [rope]
+        if part.get("rope_type", part.get("type")) not in UNSCALED
+    ]
+    return float(max((factor for factor in factors if isinstance(factor, int | float)), default=1))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config that describes the language model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
-
-

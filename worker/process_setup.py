@@ -45,7 +45,8 @@ def restart_for_openmp(environ: Mapping[str, str]) -> None:
     """Replace this process by itself with OpenMP preloaded, where that is still to be done."""
     changes = openmp_environment(environ)
     if "LD_PRELOAD" in changes:
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **changes})
+        again = [sys.executable, *sys.orig_argv[1:]]  # with the interpreter's own options
+        os.execve(sys.executable, again, {**environ, **changes})  # noqa: S606  # ourselves
     os.environ.update(changes)
 
 

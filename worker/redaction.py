@@ -14,6 +14,7 @@ LONGEST_SHOWN = 80
 _SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEYS?)$|SECRET_|ACCESS_KEY", re.I
 )
+_NO_SECRET = frozenset({"allow_credentials"})  # a flag of the engine
 _SECRET_LOOK = re.compile(
     r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=Bearer )\S{8,}"
 )
@@ -24,10 +25,12 @@ _NAMED_SECRET = re.compile(
     re.I,
 )
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # some end a line
+
 
 def is_secret(name: str) -> bool:
     """Whether a variable or argument of this name holds a secret."""
-    return bool(_SECRET_NAME.search(name))
+    return bool(_SECRET_NAME.search(name)) and name.casefold() not in _NO_SECRET
 
 
 def holds_secret(text: str) -> bool:
@@ -66,5 +69,6 @@ def shown(name: str, value: object, secrets: Iterable[str] = ()) -> str:
     """One variable's value as it may be printed: masked if secret, shortened if long."""
     if is_secret(name):
         return MASK
-    text = _NAMED_SECRET.sub(rf"\g<1>{MASK}", clean(str(value), secrets)).replace("\n", "\\n")
+    text = _NAMED_SECRET.sub(rf"\g<1>{MASK}", clean(str(value), secrets))
+    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"

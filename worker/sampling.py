@@ -111,9 +111,10 @@ def refuse_unknown(given: Collection[str], known: Collection[str], where: str) -
             raise RequestError(
                 f"{where}: {name} is not supported any more", param=name, hint=FORMER[name]
             )
-        near = get_close_matches(str(name), known, n=1)
+        name = shown(name)
+        near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-        raise RequestError(f"{where}: unknown field {name!r}", param=str(name), hint=hint)
+        raise RequestError(f"{where}: unknown field {name!r}", param=name, hint=hint)
 
 
 def error_text(error: BaseException) -> str:

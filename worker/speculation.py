@@ -6,20 +6,30 @@ are those of `vllm.config.SpeculativeConfig` in the pinned version.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
+from worker import catalog, grammar, redaction
 from worker.errors import Problem
 from worker.grammar import Value
 
 DEFAULT_TOKENS = 3
+DEFAULT_TOKENS_OF_MTP = 1  # the one count that each number of prediction layers divides
+MOST_TOKENS = 128  # the engine asserts it at each step (MAX_SPEC_LEN), and dies of more
+TYPICAL = "typical_acceptance_sampler"
 DEFAULT_WINDOW = (2, 4)  # shortest and longest n-gram; the engine's own default is 5 and 5
 
 NGRAM_WORDS = frozenset({"[ngram]", "ngram", "n-gram"})
 NGRAM_METHODS = frozenset({"ngram", "ngram_gpu"})
-# Methods that take the count from the checkpoint, or have a default of their own.
-COUNT_FROM_CHECKPOINT = frozenset({"mtp", "dspark", "suffix", "eagle", "eagle3", "dflash"})
+# Methods whose draft's checkpoint says the count.
+COUNT_FROM_CHECKPOINT = frozenset({"mtp", "dspark", "mlp_speculator"})
 # Methods whose drafts come from text or from the target itself.
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
+# Methods that need a model, a head, or a class to draft with.
+WITH_DRAFT = frozenset(
+    {"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "custom_class"}
+)
 # Methods whose proposer asserts a fixed count: a schedule kills the engine at its first step.
 FIXED_COUNT = frozenset({"suffix", "medusa", "ngram_gpu", "extract_hidden_states"})
 
@@ -35,7 +45,28 @@ ENGINE_FIELDS: Mapping[str, str] = {
     "speculative_enforce_eager": "enforce_eager",
 }
 
-# Keys that the engine's config had once, and what to set now.
+# What a user may set in the engine's config; a test compares it with the engine's class.
+ENGINE_KEYS = frozenset({
+    "attention_backend", "code_revision", "disable_eagle_block_drop",
+    "disable_padded_drafter_batch", "draft_load_config", "draft_sample_method",
+    "draft_tensor_parallel_size", "dspark_draft_topk", "enable_adaptive_verification",
+    "enforce_eager", "index_share_for_mtp_iteration", "kv_cache_dtype", "max_model_len", "method",
+    "model", "moe_backend", "num_speculative_tokens", "num_speculative_tokens_per_batch_size",
+    "parallel_drafting", "prompt_lookup_max", "prompt_lookup_min", "quantization",
+    "rejection_sample_method", "revision", "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth",
+    "suffix_decoding_min_token_prob", "synthetic_acceptance_length", "synthetic_acceptance_rates",
+    "use_heterogeneous_vocab", "use_local_argmax_reduction",
+})  # fmt: skip
+COUNT_KEYS = (
+    "num_speculative_tokens",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "draft_tensor_parallel_size",
+    "max_model_len",
+)
+
+# Keys that the engine's config had once, and what to set now, if anything.
 REMOVED_KEYS: Mapping[str, str] = {
     "disable_by_batch_size": "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
     "speculative_disable_by_batch_size": "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
@@ -46,6 +77,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     "ngram_prompt_lookup_min": "NGRAM_PROMPT_LOOKUP_MIN",
     "ngram_prompt_lookup_max": "NGRAM_PROMPT_LOOKUP_MAX",
     "tensor_parallel_size": "SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE",
+    "disable_logprobs": "",
+    "disable_mqa_scorer": "",
 }
 
 
@@ -75,6 +108,7 @@ def resolve(
     _settle_window(config, result)
     _settle_count(config, result)
     _settle_cutoff(config, settings, max_num_seqs, result)
+    _check_schedule(config, result)
     _settle_acceptance(settings, result)
     result.config = config
     return result
@@ -84,18 +118,13 @@ def _merged(
     settings: Mapping[str, Any], sources: Mapping[str, str], result: Speculation
 ) -> dict[str, Value]:
     """SPECULATIVE_CONFIG as the base, each variable into its field."""
-    base = settings.get("speculative_config") or {}
-    config = {str(key).replace("-", "_"): value for key, value in base.items()}
-    for key in sorted(REMOVED_KEYS.keys() & config.keys()):
-        result.problems.append(
-            Problem(
-                "SPECULATIVE_CONFIG",
-                None,
-                f"its key {key!r} is not one of the engine's any more",
-                f"Remove it and set {REMOVED_KEYS[key]}",
-            )
-        )
+    base, source = settings.get("speculative_config") or {}, _base_source(sources)
+    config = {str(k).replace("-", "_"): value for k, value in base.items() if value is not None}
+    for key in sorted(config.keys() - ENGINE_KEYS):
+        result.problems.append(_unknown_key(key, source))
         del config[key]
+    for key in COUNT_KEYS:
+        _settle_whole_number(config, key, source, result)
     for name, key in ENGINE_FIELDS.items():
         value = settings.get(name)
         if value is not None:
@@ -103,13 +132,42 @@ def _merged(
     return config
 
 
+def _base_source(sources: Mapping[str, str]) -> str:
+    return sources.get("speculative_config", "SPECULATIVE_CONFIG")
+
+
+def _unknown_key(key: str, source: str) -> Problem:
+    shown = redaction.shown("", key)
+    if key in REMOVED_KEYS:
+        instead = f" and set {REMOVED_KEYS[key]}" if REMOVED_KEYS[key] else ""
+        why = f"its key {shown} is not one of the engine's any more"
+        return Problem(source, None, why, f"Remove it{instead}")
+    near = get_close_matches(key[:100], ENGINE_KEYS, n=1)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    return Problem(source, None, f"its key {shown} is not one of the engine's{hint}")
+
+
+def _settle_whole_number(
+    config: dict[str, Value], key: str, source: str, result: Speculation
+) -> None:
+    value = config.get(key)
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = config[key] = int(value)
+    if value is not None and (type(value) is not int or value < 1):
+        shown = redaction.shown("", value)
+        why = f"its {key} is {shown}, which is not a whole number from 1 on"
+        result.problems.append(Problem(source, None, why))
+        del config[key]
+
+
 def _put(
     config: dict[str, Value], key: str, value: Value, variable: str, result: Speculation
 ) -> None:
     there = config.setdefault(key, value)
     if there != value:
-        why = f"SPECULATIVE_CONFIG has {key}={there!r} for the same setting"
-        result.problems.append(Problem(variable, str(value), why, "Set only one of the two"))
+        shown, other = redaction.shown("", value), redaction.shown("", there)
+        why = f"SPECULATIVE_CONFIG has {key}={other} for the same setting"
+        result.problems.append(Problem(variable, shown, why, "Set only one of the two"))
 
 
 def _settle_method(
@@ -119,20 +177,52 @@ def _settle_method(
     result: Speculation,
 ) -> None:
     method, draft = settings.get("speculative_method"), settings.get("speculative_model")
+    _settle_base_method(config, _base_source(sources), result)
     if draft is not None and draft.casefold() in NGRAM_WORDS:
-        method, draft = method or "ngram", None
-    if str(config.get("model", "")).casefold() in NGRAM_WORDS:
-        del config["model"]
-        config.setdefault("method", "ngram")
+        said = str(method or config.get("method") or "ngram")
+        if said in NGRAM_METHODS:
+            method, draft = said, None
+        elif said not in WITHOUT_DRAFT:
+            _refuse_ngram_word(draft, said, result)
     if draft is not None:
-        _put(config, "model", draft, sources["speculative_model"], result)
+        _put(config, "model", draft, sources.get("speculative_model", "SPECULATIVE_MODEL"), result)
     if method is not None:
         variable = sources.get("speculative_method", "SPECULATIVE_MODEL")
         _put(config, "method", method, variable, result)
     window = "prompt_lookup_min" in config or "prompt_lookup_max" in config
     if window and "method" not in config and "model" not in config:
         config["method"] = "ngram"
+        _warn_of_old_form(config, result)
     _check_draft_fits(config, window, result)
+
+
+def _settle_base_method(config: dict[str, Value], source: str, result: Speculation) -> None:
+    """The method and the model of SPECULATIVE_CONFIG in the engine's own spelling."""
+    if str(config.get("model", "")).casefold() in NGRAM_WORDS:
+        del config["model"]
+        config.setdefault("method", "ngram")
+    if "method" not in config:
+        return
+    known = catalog.load().arguments["spec_method"].choices
+    try:
+        config["method"] = grammar.choice(known)(str(config["method"]))
+    except ValueError as error:
+        why = f"its method {redaction.shown('', config.pop('method'))} {error}"
+        result.problems.append(Problem(source, None, why))
+
+
+def _refuse_ngram_word(word: str, method: str, result: Speculation) -> None:
+    why = f"stands for n-gram lookup, and the method is {method}"
+    fix = "Set SPECULATIVE_METHOD=ngram, or SPECULATIVE_MODEL to a draft model"
+    result.problems.append(Problem("SPECULATIVE_MODEL", word, why, fix))
+
+
+def _warn_of_old_form(config: Mapping[str, Value], result: Speculation) -> None:
+    if (config.get("prompt_lookup_max"), config.get("num_speculative_tokens")) == (1, 1):
+        result.warnings.append(
+            "n-gram speculation is on with a window and a count of 1, the defaults of an old "
+            "form; unset NGRAM_PROMPT_LOOKUP_MAX and NUM_SPECULATIVE_TOKENS to switch it off"
+        )
 
 
 def _check_draft_fits(config: Mapping[str, Value], window: bool, result: Speculation) -> None:
@@ -141,13 +231,13 @@ def _check_draft_fits(config: Mapping[str, Value], window: bool, result: Specula
         result.problems.append(
             Problem(
                 "SPECULATIVE_MODEL",
-                str(draft),
+                redaction.shown("", draft),
                 f"the {method} method drafts without a model",
                 "Unset SPECULATIVE_MODEL, or set SPECULATIVE_METHOD=draft_model",
             )
         )
-    elif method == "draft_model" and draft is None:
-        why = "the draft_model method needs a model to draft with"
+    elif method in WITH_DRAFT and draft is None:
+        why = f"not set, and the {method} method needs something to draft with"
         result.problems.append(Problem("SPECULATIVE_MODEL", None, why, "Set SPECULATIVE_MODEL"))
     elif window and method not in NGRAM_METHODS and (method or draft):
         result.warnings.append(
@@ -164,10 +254,12 @@ def _warn_of_idle(
     settings: Mapping[str, Any], sources: Mapping[str, str], result: Speculation
 ) -> None:
     """Speculation is off; say so to whoever set one of its details."""
+    exact = settings.get("spec_decoding_acceptance_method") != TYPICAL
+    silent = {"spec_decoding_acceptance_method"} if exact else set()
     details = [
         sources[name]
         for name, value in settings.items()
-        if value is not None and name in sources and name != "spec_decoding_acceptance_method"
+        if value is not None and name in sources and name not in silent
     ]
     if details:
         result.warnings.append(
@@ -183,7 +275,8 @@ def _settle_window(config: dict[str, Value], result: Speculation) -> None:
     if low is None and high is None:
         config["prompt_lookup_min"], config["prompt_lookup_max"] = DEFAULT_WINDOW
         result.warnings.append(
-            "n-gram window not set: NGRAM_PROMPT_LOOKUP_MIN=2 and NGRAM_PROMPT_LOOKUP_MAX=4 are used"
+            "n-gram window not set: NGRAM_PROMPT_LOOKUP_MIN=2 and NGRAM_PROMPT_LOOKUP_MAX=4 "
+            "are used"
         )
     elif low is None and isinstance(high, int):
         config["prompt_lookup_min"] = min(DEFAULT_WINDOW[0], high)
@@ -196,19 +289,23 @@ def _settle_window(config: dict[str, Value], result: Speculation) -> None:
         result.warnings.append(
             f"NGRAM_PROMPT_LOOKUP_MAX is not set: {config['prompt_lookup_max']} is used"
         )
-    if (config.get("prompt_lookup_max"), config.get("num_speculative_tokens")) == (1, 1):
-        result.warnings.append(
-            "n-gram speculation is on with a window and a count of 1, the defaults of an old "
-            "form; unset NGRAM_PROMPT_LOOKUP_MAX and NUM_SPECULATIVE_TOKENS to switch it off"
-        )
+    elif isinstance(low, int) and isinstance(high, int) and low > high:
+        why = f"is above NGRAM_PROMPT_LOOKUP_MAX={high}"
+        fix = "Lower the one or raise the other"
+        result.problems.append(Problem("NGRAM_PROMPT_LOOKUP_MIN", str(low), why, fix))
 
 
 def _settle_count(config: dict[str, Value], result: Speculation) -> None:
-    method = config.get("method")
-    if "num_speculative_tokens" in config or method in COUNT_FROM_CHECKPOINT:
-        return
-    config["num_speculative_tokens"] = DEFAULT_TOKENS
-    result.warnings.append(f"NUM_SPECULATIVE_TOKENS is not set: {DEFAULT_TOKENS} is used")
+    method, count = str(config.get("method", "")), config.get("num_speculative_tokens")
+    if isinstance(count, int) and count > MOST_TOKENS:
+        why = f"is above {MOST_TOKENS}, the most that the engine verifies in a step"
+        fix = "Set it to 3 to 5, and raise it while the acceptance rate stays high"
+        result.problems.append(Problem("NUM_SPECULATIVE_TOKENS", str(count), why, fix))
+    has_own = method == "suffix" or (method in COUNT_FROM_CHECKPOINT and "model" in config)
+    if count is None and not has_own:
+        count = DEFAULT_TOKENS_OF_MTP if method.endswith("mtp") else DEFAULT_TOKENS
+        config["num_speculative_tokens"] = count
+        result.warnings.append(f"NUM_SPECULATIVE_TOKENS is not set: {count} is used")
 
 
 def _settle_cutoff(
@@ -232,7 +329,7 @@ def _settle_cutoff(
             )
         )
         return
-    count = config.get("num_speculative_tokens", DEFAULT_TOKENS)
+    count = config.get("num_speculative_tokens", MOST_TOKENS)  # the engine takes the lesser
     schedule: list[Value] = [[1, cutoff, count]]
     if max_num_seqs is None or max_num_seqs > cutoff:
         # the last range goes on to any larger batch
@@ -246,21 +343,49 @@ def _settle_cutoff(
     )
 
 
+def _check_schedule(config: Mapping[str, Value], result: Speculation) -> None:
+    """The engine applies these rules in its child only, after the weights are loaded."""
+    schedule = config.get("num_speculative_tokens_per_batch_size")
+    method = config.get("method")
+    fault = _schedule_fault(schedule) if schedule is not None else None
+    if schedule is not None and method in FIXED_COUNT:
+        fault = f"cannot be, since the {method} method drafts a fixed count"
+    if fault:
+        why = f"its num_speculative_tokens_per_batch_size {fault}"
+        result.problems.append(Problem("SPECULATIVE_CONFIG", None, why))
+
+
+def _schedule_fault(schedule: Value) -> str | None:
+    entries = schedule if isinstance(schedule, list) else []
+    ranges = sorted(
+        tuple(part for part in entry if type(part) is int)
+        for entry in entries
+        if isinstance(entry, list)
+    )
+    if not ranges or len(ranges) != len(entries) or any(len(part) != 3 for part in ranges):
+        return "is not a list of whole numbers [first batch size, last, count]"
+    if any(last < first or count < 0 for first, last, count in ranges):
+        return "has a range that ends before it begins, or a count below 0"
+    if ranges[0][0] != 1:
+        return "does not begin at a batch size of 1"
+    overlap = any(later[0] <= earlier[1] for earlier, later in pairwise(ranges))
+    return "has ranges that overlap" if overlap else None
+
+
 def _settle_acceptance(settings: Mapping[str, Any], result: Speculation) -> None:
-    typical = "typical_acceptance_sampler"
     details = list(_typical_details(settings))
-    if settings.get("spec_decoding_acceptance_method") == typical:
+    if settings.get("spec_decoding_acceptance_method") == TYPICAL:
         result.problems.append(
             Problem(
                 "SPEC_DECODING_ACCEPTANCE_METHOD",
-                typical,
+                TYPICAL,
                 "this release has the exact rule alone",
                 "Set SPEC_DECODING_ACCEPTANCE_METHOD=rejection_sampler",
             )
         )
     elif details:
         result.warnings.append(
-            f"{' and '.join(details)}: no effect without SPEC_DECODING_ACCEPTANCE_METHOD={typical}"
+            f"{' and '.join(details)}: no effect without SPEC_DECODING_ACCEPTANCE_METHOD={TYPICAL}"
         )
 
 

@@ -22,9 +22,15 @@ class Event:
 
     def data(self) -> Any:
         """The decoded payload; None for the closing event and for comments."""
-        lines = [line[5:].strip() for line in self.text.splitlines() if line.startswith("data:")]
+        # not `splitlines`: JSON may hold the other line separators of Unicode as they are
+        lines = [line[5:].strip() for line in self.text.split("\n") if line.startswith("data:")]
         payload = "\n".join(lines)
         return None if payload in ("", DONE) else json.loads(payload)
+
+
+def event_of(data: Any) -> Event:
+    """The payload as one event."""
+    return Event(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
 
 
 async def events(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[Event, None]:

@@ -6,7 +6,7 @@ takes the pieces as they come; an emission carries all that have gathered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -72,15 +72,16 @@ class _Gathering(Generic[P]):
         self._due_at = 0.0
         self.finished = False
 
-    async def read(self, source: AsyncIterator[P]) -> None:
+    async def read(self, source: AsyncGenerator[P, None]) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            async for piece in source:
-                if not self._pieces:
-                    self._due_at = clock() + self._flush_s
-                self._pieces.append(piece)
-                self._tokens += piece.tokens
-                self._arrived.set()
+            async with aclosing(source):
+                async for piece in source:
+                    if not self._pieces:
+                        self._due_at = clock() + self._flush_s
+                    self._pieces.append(piece)
+                    self._tokens += piece.tokens
+                    self._arrived.set()
         finally:
             self.finished = True
             self._arrived.set()
@@ -112,17 +113,16 @@ async def emissions(source: AsyncGenerator[P, None], pace: Pace) -> AsyncGenerat
     """
     gathering: _Gathering[P] = _Gathering(pace.flush_s)
     bounds = pace.bounds()
-    async with aclosing(source):
-        reader = asyncio.create_task(gathering.read(source))
-        try:
-            while True:
-                await gathering.due(bounds.tokens)
-                if pieces := gathering.take():
-                    yield pieces
-                    bounds.advance()
-                elif gathering.finished:
-                    break
-            await reader
-        finally:
-            reader.cancel()
-            await asyncio.wait([reader])
+    reader = asyncio.create_task(gathering.read(source))
+    try:
+        while True:
+            await gathering.due(bounds.tokens)
+            if pieces := gathering.take():
+                yield pieces
+                bounds.advance()
+            elif gathering.finished:
+                break
+        await reader
+    finally:
+        reader.cancel()
+        await asyncio.wait([reader])

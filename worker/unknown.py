@@ -48,6 +48,8 @@ def nearest(name: str, known: Collection[str]) -> str | None:
         of_engine = catalog.load().engine_environment
         if name in of_engine:
             return None
+        if name.removeprefix("VLLM_") in known:
+            return name.removeprefix("VLLM_")
         candidates = {*of_engine, *(word for word in known if word.startswith("VLLM_"))}
     ours = name.startswith(OUR_FAMILIES)
     cutoff = LIKENESS_OF_OUR_FAMILIES if ours else LIKENESS

@@ -1,0 +1,119 @@
+"""Variables that are nearly ours are told; everybody else's are left alone."""
+
+import time
+
+import pytest
+
+import env_schema
+from worker import catalog, legacy, unknown
+
+KNOWN = env_schema.known_variables()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MAX_MODEL_LENGTH", "MAX_MODEL_LEN"),
+        ("NGRAM_LOOKUP_MAX", "NGRAM_PROMPT_LOOKUP_MAX"),
+        ("NGRAM_LOOKUP_MIN", "NGRAM_PROMPT_LOOKUP_MIN"),
+        ("SPECULATIVE_TOKENS", "NUM_SPECULATIVE_TOKENS"),
+        ("NUM_SPECULATIVE_TOKEN", "NUM_SPECULATIVE_TOKENS"),
+        ("SPECULATIV_MODEL", "SPECULATIVE_MODEL"),
+        ("SPECULATIVE_DRAFT_MODEL", "SPECULATIVE_MODEL"),
+        ("SPECULATIVE_DISABLE_BY_BATCHSIZE", "SPECULATIVE_DISABLE_BY_BATCH_SIZE"),
+        ("SPEC_DECODING_ACCEPTANCE_METHODS", "SPEC_DECODING_ACCEPTANCE_METHOD"),
+        ("TYPICAL_ACCEPTANCE_POSTERIOR_ALPHA", "TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_ALPHA"),
+        ("MODELNAME", "MODEL_NAME"),
+        ("MODEL_NAMES", "MODEL_NAME"),
+        ("TOKENIZER_NAMES", "TOKENIZER_NAME"),
+        ("MAX_NUM_SEQ", "MAX_NUM_SEQS"),
+        ("MAX_CONCURENCY", "MAX_CONCURRENCY"),
+        ("TENSOR_PARALELL_SIZE", "TENSOR_PARALLEL_SIZE"),
+        ("TENSOR_PARALLEL", "TENSOR_PARALLEL_SIZE"),
+        ("GPU_MEMORY_UTILISATION", "GPU_MEMORY_UTILIZATION"),
+        ("TRUST_REMOTECODE", "TRUST_REMOTE_CODE"),
+        ("DEFAULT_BATCHSIZE", "DEFAULT_BATCH_SIZE"),
+        ("model_name", "MODEL_NAME"),
+        ("Max_Model_Len", "MAX_MODEL_LEN"),
+        ("hf_token", "HF_TOKEN"),
+        ("VLLM_EXTRA_ARG", "VLLM_EXTRA_ARGS"),
+        ("VLLM_CONFIG_FILES", "VLLM_CONFIG_FILE"),
+        ("VLLM_LOGING_LEVEL", "VLLM_LOGGING_LEVEL"),
+        ("VLLM_MAX_MODEL_LEN", "MAX_MODEL_LEN"),
+        ("VLLM_GPU_MEMORY_UTILIZATION", "GPU_MEMORY_UTILIZATION"),
+    ],
+)
+def test_a_nearly_right_name_is_told_with_the_right_one(name: str, meant: str) -> None:
+    assert unknown.nearest(name, KNOWN) == meant
+    (warning,) = unknown.warnings({name: "x"}, KNOWN)
+    assert warning == (
+        f"{name} is not a variable of this worker and is ignored; did you mean {meant}?"
+    )
+
+
+CONTAINER = """
+    PATH HOME HOSTNAME PWD OLDPWD SHLVL TERM SHELL USER LOGNAME LANG LC_ALL LANGUAGE TZ _ PS1
+    DEBIAN_FRONTEND LD_LIBRARY_PATH LIBRARY_PATH LD_PRELOAD PYTHONUNBUFFERED PYTHONPATH
+    PYTHON_VERSION PYTHONDONTWRITEBYTECODE PIP_NO_CACHE_DIR VIRTUAL_ENV UV_HTTP_TIMEOUT
+    UV_INDEX_STRATEGY UV_LINK_MODE CC CXX MAX_JOBS NVCC_THREADS
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_REQUIRE_CUDA
+    NVIDIA_PRODUCT_NAME NVARCH NV_CUDA_CUDART_VERSION NV_CUDA_COMPAT_PACKAGE CUDA_VERSION
+    CUDA_VISIBLE_DEVICES CUDA_HOME CUDA_DEVICE_ORDER NCCL_DEBUG NCCL_P2P_DISABLE NCCL_VERSION
+    TORCH_CUDA_ARCH_LIST PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF TRITON_CACHE_DIR
+    OMP_NUM_THREADS MKL_NUM_THREADS KMP_WARNINGS TOKENIZERS_PARALLELISM TRANSFORMERS_OFFLINE
+    TRANSFORMERS_CACHE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE
+    HF_HUB_ENABLE_HF_TRANSFER HF_XET_HIGH_PERFORMANCE HUGGINGFACE_HUB_CACHE
+    VLLM_USAGE_SOURCE VLLM_LOGGING_LEVEL VLLM_ATTENTION_BACKEND VLLM_WORKER_MULTIPROC_METHOD
+    VLLM_CACHE_ROOT VLLM_USE_V1 VLLM_CPU_OMP_THREADS_BIND VLLM_TARGET_DEVICE
+    RUNPOD_POD_ID RUNPOD_POD_HOSTNAME RUNPOD_ENDPOINT_ID RUNPOD_API_KEY RUNPOD_AI_API_KEY
+    RUNPOD_WEBHOOK_GET_JOB RUNPOD_WEBHOOK_POST_OUTPUT RUNPOD_WEBHOOK_POST_STREAM
+    RUNPOD_WEBHOOK_PING RUNPOD_PING_INTERVAL RUNPOD_GPU_COUNT RUNPOD_GPU_SIZE RUNPOD_CPU_COUNT
+    RUNPOD_MEM_GB RUNPOD_DC_ID RUNPOD_DEBUG_LEVEL RUNPOD_LOG_LEVEL RUNPOD_PUBLIC_IP
+    RUNPOD_TCP_PORT_22 RUNPOD_VOLUME_ID RUNPOD_INIT_TIMEOUT RUNPOD_REALTIME_PORT PUBLIC_KEY
+    KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT KUBERNETES_SERVICE_PORT_HTTPS
+    KUBERNETES_PORT KUBERNETES_PORT_443_TCP KUBERNETES_PORT_443_TCP_ADDR NODE_NAME POD_NAME
+    POD_NAMESPACE POD_IP HOST_IP AWS_REGION AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY
+    SSH_CONNECTION SSH_CLIENT SSH_TTY SSH_AUTH_SOCK GIT_COMMIT GIT_BRANCH GITHUB_SHA
+    GITHUB_TOKEN CI JUPYTER_PASSWORD JUPYTER_TOKEN http_proxy https_proxy no_proxy HTTP_PROXY
+    HTTPS_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE XDG_CACHE_HOME
+    XDG_RUNTIME_DIR WORLD_SIZE LOCAL_RANK RANK GLOO_SOCKET_IFNAME WANDB_API_KEY OPENAI_API_KEY
+    SENTRY_DSN MALLOC_ARENA_MAX INVOCATION_ID JOURNAL_STREAM LESSOPEN MOTD_SHOWN EDITOR PAGER
+    npm_config_cache MY_FEATURE DEBUG APP_ENV ENVIRONMENT VERSION BUILD_DATE WORKSPACE
+"""
+
+
+@pytest.mark.parametrize("name", CONTAINER.split())
+def test_a_variable_of_the_container_is_nobodys_business(name: str) -> None:
+    assert unknown.nearest(name, KNOWN) is None
+
+
+def test_a_whole_container_gives_no_warning_and_takes_no_time() -> None:
+    environ = dict.fromkeys(CONTAINER.split(), "some value")
+    catalog.load()
+    started = time.process_time()
+    read = env_schema.load({**environ, "MODEL_NAME": "org/model"})
+    assert read.warnings == ()
+    assert read.sources == {"model_name": "MODEL_NAME"}
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("name", sorted(catalog.load().engine_environment))
+def test_a_variable_that_the_engine_reads_itself_is_left_to_it(name: str) -> None:
+    assert name in KNOWN or not name.startswith("VLLM_") or unknown.nearest(name, KNOWN) is None
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_known_variable_is_not_warned_of(name: str) -> None:
+    assert list(unknown.warnings({name: "x"}, KNOWN)) == []
+
+
+def test_an_old_name_is_told_once_and_not_as_a_misspelling() -> None:
+    for name in legacy.LEGACY:
+        assert list(unknown.warnings({name: "x"}, KNOWN)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "_", "é漢字éé", "X" * 100_000, "MAX MODEL LEN=", "\udcff\udcff"]
+)
+def test_an_odd_name_is_no_trouble(name: str) -> None:
+    assert unknown.nearest(name, KNOWN) in (None, "MAX_MODEL_LEN")
