@@ -22,14 +22,11 @@ def main() -> int:
     from worker import process_setup
 
     process_setup.restart_for_openmp(os.environ)
-    import env_schema
-    from worker import engine_args, local_run, preflight, start
+    from worker import local_run, preflight, start
     from worker.errors import ConfigurationError, EngineBootError, WorkerError
 
     try:
-        settings = env_schema.from_process()
-        plan = engine_args.plan(settings)
-        preflight.refuse_what_cannot_work(plan, os.environ)
+        settings, plan, _ = preflight.examine(os.environ)
         start.configure_logging(settings)
         job_input = local_run.requested(sys.argv[1:], settings.on_platform)
         if job_input is not None:

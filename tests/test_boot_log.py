@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from vllm.logger import _DATE_FORMAT, _FORMAT
@@ -75,7 +76,10 @@ def test_the_cause_is_found_in_what_a_child_printed(
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError: CUDA out of memory."),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+            "OutOfMemoryError: CUDA out of memory.",
+        ),
         ("huggingface_hub.errors.GatedRepoError: 401 x", "GatedRepoError: 401 x"),
         ("AssertionError", "AssertionError"),
         ("(EngineCore pid=1) ValueError: x", "ValueError: x"),
@@ -169,13 +173,26 @@ def test_output_of_both_streams_of_a_child_is_passed_on(capfd: pytest.CaptureFix
 def test_a_quiet_boot_shows_nothing_and_what_follows_shows(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    code = "print('early', flush=True); input(); print('late', flush=True)"
+    reader, writer = os.pipe()
+    code = f"""
+        import os
+        print('early', flush=True)
+        os.write({writer}, b'.')
+        input()
+        print('late', flush=True)
+    """
     log = BootLog(forward=False)
     with log.listening():
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-        time.sleep(1)
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            pass_fds=[writer],
+        )
+        os.read(reader, 1)
     process.communicate(b"\n", timeout=20)
     log.finish(10)
+    os.close(reader)
+    os.close(writer)
     assert capfd.readouterr() == ("", "late\n")
 
 
@@ -201,7 +218,7 @@ def test_pythons_own_buffers_go_where_they_were_meant_to(forward: bool, err: str
 
 def test_the_descriptors_are_restored(capfd: pytest.CaptureFixture[str]) -> None:
     before = [os.fstat(fd) for fd in (1, 2)]
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(RuntimeError, match="boot"), listening(BootLog(forward=True)):
         raise RuntimeError("boot")
     log = BootLog(forward=True)
@@ -209,7 +226,7 @@ def test_the_descriptors_are_restored(capfd: pytest.CaptureFixture[str]) -> None
         log.cause()
     log.finish(10)
     assert [os.fstat(fd) for fd in (1, 2)] == before
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len([*Path("/proc/self/fd").iterdir()]) == opened
     os.write(1, b"to stdout")
     assert capfd.readouterr().out == "to stdout"
 

@@ -109,18 +109,31 @@ def test_the_source_of_an_argument_is_the_name_that_set_it() -> None:
 # ---- which source wins
 
 
-@pytest.mark.parametrize(
-    ("file", "variables", "extra"),
-    [sources for sources in product((None, 1), (None, 2), (None, 3)) if any(sources)],
-)
+# Each source with its rank where it says something, None where it does not.
+SOURCES = [each for each in product((None, 1), (None, 2), (None, 3)) if any(each)]
+SPECULATION = {
+    "flat": (
+        "spec-method: ngram\nspec-tokens: 1\n",
+        {"SPECULATIVE_METHOD": "ngram", "NUM_SPECULATIVE_TOKENS": "2"},
+        "--spec-method ngram --spec-tokens 3",
+    ),
+    "whole": (
+        "speculative-config: {method: ngram, num_speculative_tokens: 1}\n",
+        {"SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 2}'},
+        "-sc.method ngram -sc.num_speculative_tokens 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("file", "variables", "extra"), SOURCES)
 def test_for_an_argument_flags_win_over_variables_and_these_over_the_file(
     tmp_path: Path, file: int | None, variables: int | None, extra: int | None
 ) -> None:
     environ = layers(
         tmp_path,
-        file and f"max-num-seqs: {file}0\n",
+        f"max-num-seqs: {file}0\n" if file else None,
         {"MAX_NUM_SEQS": f"{variables}0"} if variables else {},
-        extra and f"--max-num-seqs {extra}0",
+        f"--max-num-seqs {extra}0" if extra else None,
     )
     made = plan(environ, MAX_CONCURRENCY="1")
     winner = max(filter(None, (file, variables, extra)))
@@ -129,43 +142,33 @@ def test_for_an_argument_flags_win_over_variables_and_these_over_the_file(
     assert made.sources["max_num_seqs"] == names[winner]
 
 
-@pytest.mark.parametrize(
-    ("file", "variables", "extra"),
-    [sources for sources in product((None, 1), (None, 2), (None, 3)) if any(sources)],
-)
+@pytest.mark.parametrize(("file", "variables", "extra"), SOURCES)
 def test_for_the_model_flags_win_over_variables_and_these_over_the_file(
     tmp_path: Path, file: int | None, variables: int | None, extra: int | None
 ) -> None:
     environ = layers(
         tmp_path,
-        file and "model: org/1\n",
+        "model: org/1\n" if file else None,
         {"MODEL_NAME": "org/2"} if variables else {},
-        extra and "--model org/3",
+        "--model org/3" if extra else None,
     )
     made = engine_args.plan(env_schema.load({**environ, **PLATFORM}))
     assert made.arguments["model"] == f"org/{max(filter(None, (file, variables, extra)))}"
     assert not made.is_embedded
 
 
-@pytest.mark.parametrize(
-    ("file", "variables", "extra"),
-    [sources for sources in product((None, 1), (None, 2), (None, 3)) if any(sources)],
-)
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("file", "variables", "extra"), SOURCES)
+@pytest.mark.parametrize("form", SPECULATION)
 def test_for_speculation_flags_win_over_variables_and_these_over_the_file(
-    tmp_path: Path, flat: bool, file: int | None, variables: int | None, extra: int | None
+    tmp_path: Path, form: str, file: int | None, variables: int | None, extra: int | None
 ) -> None:
-    flags = "--spec-method ngram --spec-tokens 3"
+    said_by_file, said_by_variables, said_by_flags = SPECULATION[form]
     environ = layers(
         tmp_path,
-        file and ("spec-method: ngram\nspec-tokens: 1\n" if flat else
-                  "speculative-config: {method: ngram, num_speculative_tokens: 1}\n"),
-        ({"SPECULATIVE_METHOD": "ngram", "NUM_SPECULATIVE_TOKENS": "2"} if flat else
-         {"SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 2}'})
-        if variables else {},
-        extra and (flags if flat else flags.replace("--spec-tokens", "-sc.num_speculative_tokens")
-                   .replace("--spec-method", "-sc.method")),
-    )  # fmt: skip
+        said_by_file if file else None,
+        said_by_variables if variables else {},
+        said_by_flags if extra else None,
+    )
     made = plan(environ)
     winner = max(filter(None, (file, variables, extra)))
     assert made.speculative_config == {**NGRAM, "num_speculative_tokens": winner}

@@ -181,6 +181,22 @@ def test_a_job_without_input_is_refused() -> None:
         ({"openai_route": MODELS, "openai_input": "text"}, "openai_input"),
         ({"openai_route": CHAT, "openai_input": {"stream": "yes"}}, "stream"),
         ({"openai_route": CHAT, "openai_input": {"stream": 1}}, "stream"),
+        ({"openai_route": CHAT, "openai_input": {"seed": 2**63 - 1, "n": 2}}, "seed"),
+        ({"openai_route": CHAT, "openai_input": {"seed": str(2**63 - 1)}}, "seed"),
+        ({"openai_route": CHAT, "openai_input": {"seed": 10**400}}, "seed"),
+        ({"openai_route": CHAT, "openai_input": {"min_tokens": 2**31}}, "min_tokens"),
+        (
+            {"openai_route": COMPLETIONS, "openai_input": {"allowed_token_ids": [1] * 1025}},
+            "allowed_token_ids",
+        ),
+        (
+            {
+                "openai_route": CHAT,
+                "openai_input": {"logit_bias": {str(n): 1 for n in range(1025)}},
+            },
+            "logit_bias",
+        ),
+        ({"openai_route": CHAT, "openai_input": {"logit_bias": {"1": float("nan")}}}, "logit_bias"),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
@@ -277,6 +293,18 @@ def test_a_post_streams_where_its_body_says_so(body: dict[str, Any], stream: boo
     request = openai(CHAT, {**BODY, **body})
     assert request.stream is stream
     assert request.body == {**BODY, **body}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"seed": "x", "min_tokens": None, "logit_bias": "x", "allowed_token_ids": 5},
+        {"seed": [1], "min_tokens": {}, "logit_bias": {"1": "x"}, "stop_token_ids": "x"},
+        {"seed": 2**62, "min_tokens": 5, "allowed_token_ids": [1] * 1024},
+    ],
+)
+def test_a_body_is_otherwise_left_to_the_application(body: dict[str, Any]) -> None:
+    assert openai(CHAT, body).body == body
 
 
 def test_a_post_without_a_body_leaves_its_refusal_to_the_application() -> None:

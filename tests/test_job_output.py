@@ -4,7 +4,7 @@ import json
 import math
 from collections import OrderedDict, UserDict
 from collections.abc import Sequence
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from worker.errors import RequestError
 from worker.job_output import NativeAnswer, plain
 
 
-class Colour(str, Enum):
+class Colour(StrEnum):
     RED = "red"
 
 
@@ -71,7 +71,7 @@ def test_a_value_becomes_plain_json(value: Any, expected: Any) -> None:
     "error",
     [
         RequestError("plain"),
-        RequestError('quotes " and \' and \\', param="stop", hint="send\nless"),
+        RequestError("quotes \" and ' and \\", param="stop", hint="send\nless"),
         RequestError("日本語 \ud800", code=503, kind="EngineDeadError"),
         RequestError("odd", param={1, 2}),  # type: ignore[arg-type]  # from an answer of others
     ],

@@ -412,10 +412,19 @@ async def test_jobs_at_the_same_time_do_not_mix() -> None:
 @pytest.mark.asyncio
 async def test_an_openai_answer_is_one_object() -> None:
     async def handler(request: Request) -> StarletteResponse:
-        body = await request.json()
-        return JSONResponse({"echo": body["messages"], "half": "\ud800"})
+        return JSONResponse({"echo": (await request.json())["messages"]})
 
-    assert await run(serving(handler), chat()) == [{"echo": HELLO, "half": "?"}]
+    assert await run(serving(handler), chat()) == [{"echo": HELLO}]
+
+
+@pytest.mark.asyncio
+async def test_an_openai_answer_is_made_plain() -> None:
+    """The SDK would lose what its JSON cannot carry, and the job's end with it."""
+
+    async def handler(request: Request) -> StarletteResponse:
+        return StarletteResponse(b'{"half": "\\ud800", "logprob": -Infinity}')
+
+    assert await run(serving(handler), chat()) == [{"half": "?", "logprob": None}]
 
 
 EVENTS = ['data: {"n": "é\u2028日本"}\n\n', 'data: {"n": 2}\n\n', "data: [DONE]\n\n"]
@@ -472,7 +481,9 @@ async def test_the_word_error_alone_does_not_fail_a_job(event: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("error", [LookupError("x.py"), asyncio.CancelledError(), EngineDeadError()])
+@pytest.mark.parametrize(
+    "error", [LookupError("x.py"), asyncio.CancelledError(), EngineDeadError()]
+)
 @pytest.mark.parametrize("raw", ["true", "false"])
 async def test_a_stream_that_breaks_off_keeps_what_came_shows_the_error_and_fails(
     error: BaseException, raw: str
@@ -496,7 +507,14 @@ async def test_a_stream_that_breaks_off_keeps_what_came_shows_the_error_and_fail
     [
         (
             JSONResponse(
-                {"error": {"message": "no m", "type": "NotFoundError", "code": 404, "param": "model"}},
+                {
+                    "error": {
+                        "message": "no m",
+                        "type": "NotFoundError",
+                        "code": 404,
+                        "param": "model",
+                    }
+                },
                 404,
             ),
             ("no m", "NotFoundError", 404, "model"),
@@ -505,7 +523,10 @@ async def test_a_stream_that_breaks_off_keeps_what_came_shows_the_error_and_fail
         (JSONResponse({"detail": "Not Found"}, 404), ("Not Found", None, 404, None)),
         (JSONResponse({"error": "text"}, 400), ("text", None, 400, None)),
         (JSONResponse(["odd"], 418), ("['odd']", None, 418, None)),
-        (PlainTextResponse("Internal Server Error", 500), ("Internal Server Error", None, 500, None)),
+        (
+            PlainTextResponse("Internal Server Error", 500),
+            ("Internal Server Error", None, 500, None),
+        ),
         (PlainTextResponse("", 503), ("HTTP status 503", None, 503, None)),
     ],
 )

@@ -367,5 +367,3 @@ async def test_a_call_that_is_cancelled_during_the_build_leaves_it_to_the_next()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert (await soon((await soon(second)).json()))["method"] == "GET"
-
-

@@ -64,16 +64,15 @@ def test_a_native_stream_adds_up_to_the_answer_without_streaming(worker: WorkerU
     assert len(stream.outputs) > 1
     assert native_text(stream) == native_text(whole) != ""
     assert stream.outputs[-1]["usage"] == whole.outputs[-1]["usage"]
-    assert stream.outputs[-1]["choices"][0]["finish_reason"] == (
-        whole.outputs[-1]["choices"][0]["finish_reason"]
+    assert (
+        stream.outputs[-1]["choices"][0]["finish_reason"]
+        == (whole.outputs[-1]["choices"][0]["finish_reason"])
     )
 
 
 def test_an_openai_stream_adds_up_to_the_answer_without_streaming(worker: WorkerUnderTest) -> None:
     whole = worker.chat(QUOTE, max_tokens=48)
-    stream = worker.chat(
-        QUOTE, max_tokens=48, stream=True, stream_options={"include_usage": True}
-    )
+    stream = worker.chat(QUOTE, max_tokens=48, stream=True, stream_options={"include_usage": True})
     assert stream.status == whole.status == "COMPLETED"
     (answer,) = whole.outputs
     assert streamed_text(stream) == answer["choices"][0]["message"]["content"] != ""

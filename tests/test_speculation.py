@@ -414,6 +414,10 @@ def test_the_greatest_count_is_taken() -> None:
             "SPECULATIVE_CONFIG: its method ['ngram'] is not one of the accepted values",
         ),
         (
+            config(model=["org/d"], num_speculative_tokens=3),
+            "SPECULATIVE_CONFIG: its model ['org/d'] is not a text.",
+        ),
+        (
             config(method="ngram", num_spec_tokens=3),
             "SPECULATIVE_CONFIG: its key num_spec_tokens is not one of the engine's; the nearest "
             "is num_speculative_tokens.",
@@ -607,7 +611,11 @@ def engine_config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[st
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
     text = json.dumps({**kind, **shape, **heads, "max_position_embeddings": 4096})
     (folder / "config.json").write_text(text)
-    base = {"model": str(folder), "skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**28}
+    base: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 2**28,
+    }
 
     def make(speculative: dict[str, Any]) -> Any:
         drafted = {"model": str(folder)} if speculative.get("model") == "org/draft" else {}

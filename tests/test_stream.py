@@ -207,7 +207,7 @@ def test_what_gathered_comes_before_the_failure_of_the_source() -> None:
     async def main() -> list[str]:
         script = Script(*words(5), RuntimeError("the engine broke"))
         seen: list[str] = []
-        with pytest.raises(RuntimeError, match="the engine broke"):
+        with pytest.raises(RuntimeError, match="the engine broke"):  # noqa: PT012  # a loop
             async for pieces in emissions(script.play(), Pace(least_tokens=9, flush_s=NEVER)):
                 seen += [piece.text for piece in pieces]
         return seen

@@ -70,7 +70,7 @@ class Batch:
             temperature=torch.tensor([0.0 if greedy else 1.0 for greedy in self.greedy]),
         )
         tokens = typical_acceptance.for_v1(rule, never)(
-            torch.tensor(sum(self.drafts, []), dtype=torch.int32),
+            torch.tensor([t for drafts in self.drafts for t in drafts], dtype=torch.int32),
             self.lengths,
             max(self.lengths),
             ends,
@@ -193,10 +193,11 @@ def test_the_engine_resolves_the_rule_at_each_call() -> None:
     assert "rejection_sample" in older.RejectionSampler.forward.__code__.co_names
     assert "rejection_sample" in newer.RejectionSampler._verify.__code__.co_names
     first = list(inspect.signature(older.rejection_sample).parameters)
-    assert first[:8] == list(
-        inspect.signature(typical_acceptance.for_v1(RULE, never)).parameters
-    )[:8]
+    assert (
+        first[:8] == list(inspect.signature(typical_acceptance.for_v1(RULE, never)).parameters)[:8]
+    )
     second = list(inspect.signature(newer.rejection_sample).parameters)
-    assert second[:11] == list(
-        inspect.signature(typical_acceptance.for_v2(RULE, never)).parameters
-    )[:11]
+    assert (
+        second[:11]
+        == list(inspect.signature(typical_acceptance.for_v2(RULE, never)).parameters)[:11]
+    )

@@ -32,12 +32,12 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         settings, plan, findings = preflight.examine(environ)
     except ConfigurationError as error:
         count = len(error.problems)
-        print(redaction.clean(str(error), redaction.secrets_of(environ)), file=sys.stderr)
+        print(error, file=sys.stderr)
         print(f"{count} problem{'s' if count != 1 else ''}; nothing was started", file=sys.stderr)
         return EXIT_CONFIGURATION
     shown = _shown(settings, plan, findings)
     if chosen.command == "show" and chosen.json:
-        _say(json.dumps(shown, indent=2, ensure_ascii=False))
+        print(json.dumps(shown, indent=2))
     else:
         _print(shown, as_values=chosen.command == "check")
     return 0

@@ -32,9 +32,7 @@ class Engine:
     named it.
     """
 
-    def __init__(
-        self, client: "AsyncLLM", spoken: "Namespace", model: str, log: BootLog
-    ) -> None:
+    def __init__(self, client: "AsyncLLM", spoken: "Namespace", model: str, log: BootLog) -> None:
         self.client = client
         self.spoken = spoken
         self.model = model

@@ -1,11 +1,11 @@
 """The error tree: one root, and one child for each side that can be at fault.
 
-    WorkerError
-    |-- ConfigurationError   the environment; carries every problem found, exit code 2
-    |-- RequestError         one job; carries an OpenAI-shaped error body
-    `-- EngineError          the engine
-        |-- EngineBootError  it did not start; carries the child's own cause
-        `-- EngineGone       it died under running jobs
+WorkerError
+|-- ConfigurationError   the environment; carries every problem found, exit code 2
+|-- RequestError         one job; carries an OpenAI-shaped error body
+`-- EngineError          the engine
+    |-- EngineBootError  it did not start; carries the child's own cause
+    `-- EngineGone       it died under running jobs
 """
 
 from collections.abc import Iterable, Mapping

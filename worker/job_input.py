@@ -105,6 +105,7 @@ def _openai(values: Mapping[str, Any], pace: Pace) -> OpenAIRequest:
     if method == "GET":
         return OpenAIRequest(pace, method, path)
     body = dict(body or {})
+    sampling.refuse_what_breaks_the_engine(body)
     return OpenAIRequest(pace, method, path, body, stream=_flag(body, "stream"))
 
 

@@ -65,17 +65,22 @@ def _job(given: str) -> dict[str, Any]:
             text = Path(given).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            why = f"is neither a JSON object nor a file that can be read ({reason})"
-            raise ConfigurationError([Problem(FLAG, given[:80], why)]) from None
+            raise _wrong(
+                given, f"is neither a JSON object nor a file that can be read ({reason})"
+            ) from None
     try:
         job = json.loads(text)
     except json.JSONDecodeError as error:
-        why = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        raise ConfigurationError([Problem(FLAG, given[:80], why)]) from None
+        raise _wrong(
+            given, f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
     if not isinstance(job, dict) or "input" not in job:
-        why = 'has no "input" key'
-        raise ConfigurationError([Problem(FLAG, given[:80], why)])
+        raise _wrong(given, 'has no "input" key')
     return {"id": "local", **job}
+
+
+def _wrong(given: str, why: str) -> ConfigurationError:
+    return ConfigurationError([Problem(FLAG, " ".join(given.split())[:80], why)])
 
 
 def run(settings: Settings, plan: EnginePlan, job: dict[str, Any]) -> int:

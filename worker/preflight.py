@@ -5,7 +5,7 @@ Only files on this machine are read; what they could not tell is reported as not
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,13 @@ def examine(environ: Mapping[str, str]) -> tuple[Settings, EnginePlan, Findings]
     findings = inspect(plan, {**environ, **libraries})
     problems = [*problems, *of_plan, *findings.problems]
     if problems:
-        raise ConfigurationError(problems)
+        raise ConfigurationError(_without_secrets(problem, settings) for problem in problems)
     return settings, plan, findings
 
 
-def refuse_what_cannot_work(plan: EnginePlan, environ: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` for what `inspect` finds."""
-    findings = inspect(plan, environ)
-    if findings.problems:
-        raise ConfigurationError(findings.problems)
+def _without_secrets(problem: Problem, settings: Settings) -> Problem:
+    value, why = redaction.clean_value([problem.value, problem.why], settings.secrets)
+    return replace(problem, value=value, why=why)
 
 
 @dataclass(frozen=True)

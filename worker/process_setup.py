@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,8 @@ def library_environment(settings: "Settings", environ: Mapping[str, str]) -> dic
         changes["HF_HOME"] = str(cache / "huggingface-cache")
     if settings.model.hf_token is not None:  # it may have come by an old name
         changes["HF_TOKEN"] = settings.model.hf_token.get_secret_value()
-    changes = {name: value for name, value in changes.items() if name not in environ}
+    # a blank variable is an unset one to us, and a level that does not exist to the engine
+    changes = {name: value for name, value in changes.items() if not environ.get(name, "").strip()}
     sdk_level = environ.get("RUNPOD_LOG_LEVEL", environ.get("RUNPOD_DEBUG_LEVEL", level)).upper()
     sdk_level = SDK_LOG_LEVELS.get(sdk_level, sdk_level)
     changes["RUNPOD_LOG_LEVEL"] = sdk_level if sdk_level in SDK_KNOWN_LEVELS else "INFO"
@@ -83,4 +84,5 @@ def private_directory() -> Iterator[Path]:
         try:
             yield Path(directory)
         finally:
-            os.chdir(before)
+            with suppress(FileNotFoundError):
+                os.chdir(before)

@@ -97,8 +97,10 @@ def build(
     except (VLLMValidationError, ValueError, TypeError) as error:
         named = getattr(error, "parameter", None) or _named_in(str(error), values)
         raise RequestError(error_text(error), param=named) from None
-    for name in values:
-        _refuse_what_breaks_the_engine(name, getattr(parameters, name))
+    checked = {name: getattr(parameters, name) for name in values}
+    for name, value in checked.items():
+        _refuse_what_cannot_travel(name, value)  # once more: numbers were given as text
+    refuse_what_breaks_the_engine(checked)
     return parameters
 
 
@@ -115,6 +117,31 @@ def refuse_unknown(given: Collection[str], known: Collection[str], where: str) -
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
         raise RequestError(f"{where}: unknown field {name!r}", param=name, hint=hint)
+
+
+def refuse_what_breaks_the_engine(values: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for what the engine's own checks let through, and which ends it."""
+    for name, largest in LARGEST.items():
+        if (given := values.get(name)) is not None and _size(given) > largest:
+            raise RequestError(f"{name} must be at most {largest} ({shown(given)})", param=name)
+    for name, longest in LONGEST.items():
+        if isinstance(given := values.get(name), Mapping | list) and len(given) > longest:
+            raise RequestError(
+                f"{name} takes at most {longest} entries, not {len(given)}", param=name
+            )
+    bias = values.get("logit_bias")
+    if isinstance(bias, Mapping) and not all(_size(value) < math.inf for value in bias.values()):
+        raise RequestError("logit_bias must have finite values", param="logit_bias")
+
+
+def _size(given: Any) -> float:
+    """How large a number is, also one given as text; 0 for what is none."""
+    try:
+        return abs(float(given))
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def error_text(error: BaseException) -> str:
@@ -164,18 +191,6 @@ def _refuse_what_cannot_travel(name: str, value: Any) -> None:
         msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise RequestError(f"{name} cannot be sent to the engine: {error}", param=name) from None
-
-
-def _refuse_what_breaks_the_engine(name: str, value: Any) -> None:
-    """What its own class takes, and what ends it later."""
-    _refuse_what_cannot_travel(name, value)  # once more: numbers were given as text
-    largest, longest = LARGEST.get(name), LONGEST.get(name)
-    if largest and abs(value or 0) > largest:
-        raise RequestError(f"{name} must be at most {largest} ({value})", param=name)
-    if longest and len(value or ()) > longest:
-        raise RequestError(f"{name} takes at most {longest} entries ({len(value)})", param=name)
-    if name == "logit_bias" and not all(map(math.isfinite, (value or {}).values())):
-        raise RequestError("logit_bias must have finite values", param=name)
 
 
 def _wrong_type(message: str, values: Mapping[str, Any]) -> RequestError:

@@ -198,7 +198,10 @@ def _settle_method(
 
 def _settle_base_method(config: dict[str, Value], source: str, result: Speculation) -> None:
     """The method and the model of SPECULATIVE_CONFIG in the engine's own spelling."""
-    if str(config.get("model", "")).casefold() in NGRAM_WORDS:
+    if not isinstance(model := config.get("model", ""), str):
+        why = f"its model {redaction.shown('', config.pop('model'))} is not a text"
+        result.problems.append(Problem(source, None, why))
+    elif model.casefold() in NGRAM_WORDS:
         del config["model"]
         config.setdefault("method", "ngram")
     if "method" not in config:

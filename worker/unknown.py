@@ -23,7 +23,8 @@ OUR_FAMILIES = ("SPECULATIVE_", "NGRAM_", "SPEC_DECODING_", "TYPICAL_ACCEPTANCE_
 FOREIGN = (
     "RUNPOD_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "PYTORCH_", "PYTHON", "PIP_", "OMP_",
     "MKL_", "KMP_", "HF_", "TRANSFORMERS_", "TRITON_", "XDG_", "LC_", "SSH_", "GIT_", "npm_",
-    "KUBERNETES_", "AWS_", "CI_", "SSL_CERT_", "GITHUB_", "DEBIAN_", "UV_", "LD_",
+    "KUBERNETES_", "NODE_NAME", "POD_", "AWS_", "CI_", "SSL_CERT_", "GITHUB_", "DEBIAN_", "UV_",
+    "LD_",
 )  # fmt: skip
 
 
