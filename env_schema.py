@@ -1,11 +1,11 @@
 """The environment contract: every variable, its type, its default, its meaning.
 
-The one reader of `os.environ` (`from_process`); everything else takes a mapping. A
-variable is the upper case of its field's name. Engine arguments without a field here are
-read by the upper case of their own name, typed from the catalogue.
+Pure: an environment comes in as a mapping. A variable is the upper case of its field's
+name. Engine arguments without a field here are read by the upper case of their own name,
+typed from the catalogue.
 """
 
-import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,7 +28,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from worker import catalog, grammar, legacy, redaction, unknown
+from worker import (
+    catalog,
+    grammar,
+    legacy,
+    redaction,
+    speculation_fields,
+    speculation_schedule,
+    unknown,
+)
 from worker.errors import ConfigurationError, Problem
 
 Flag = Annotated[bool, BeforeValidator(grammar.flag)]
@@ -170,6 +178,12 @@ class SpeculationSettings(Group):
     speculative_disable_by_batch_size: Count | None = Field(
         None, description="Draft nothing in steps with more than this many requests."
     )
+    speculative_tokens_per_batch_size: (
+        Annotated[list[Any], BeforeValidator(speculation_schedule.parse)] | None
+    ) = Field(
+        None,
+        description="Tokens to draft by batch size: 1-16:5,17-64:3,65-:0, or the same as JSON.",
+    )
     spec_decoding_acceptance_method: Annotated[AcceptanceMethod, _choice(AcceptanceMethod)] = Field(
         "rejection_sampler", description="How drafted tokens are judged."
     )
@@ -194,16 +208,10 @@ class SpeculationSettings(Group):
     speculative_enforce_eager: Flag | None = Field(
         None, description="Run the draft without CUDA graphs."
     )
-
-    @model_validator(mode="after")
-    def _window_is_ordered(self) -> Self:
-        low, high = self.ngram_prompt_lookup_min, self.ngram_prompt_lookup_max
-        if low and high and low > high:
-            raise ValueError(
-                f"NGRAM_PROMPT_LOOKUP_MIN={low}: is above NGRAM_PROMPT_LOOKUP_MAX={high}; "
-                "lower the one or raise the other"
-            )
-        return self
+    speculative_report: Flag | None = Field(
+        None,
+        description="Show the acceptance figures with each answer; on with speculation.",
+    )
 
 
 class ServingSettings(Group):
@@ -233,7 +241,7 @@ class ServingSettings(Group):
     default_min_batch_size: Count = Field(
         1, description="Tokens to gather for the first chunk after the first token."
     )
-    default_batch_size_growth_factor: Number = Field(
+    default_batch_size_growth_factor: Annotated[Number, ZeroIsUnset()] = Field(
         3.0, ge=1, description="How fast the gathered size grows from the least to the most."
     )
     stream_flush_ms: Annotated[int, BeforeValidator(grammar.integer), Field(ge=0)] = Field(
@@ -283,9 +291,24 @@ FIELD_OF_ARGUMENT: Mapping[str, str] = {
     "spec_tokens": "num_speculative_tokens",
 }
 
+
+def _with_other_fields() -> type[SpeculationSettings]:
+    """The group with a field for each further key of the engine's speculative config."""
+    others: dict[str, Any] = {
+        f"speculative_{key.name}": (_type_of(key), Field(None, description=key.summary))
+        for key in speculation_fields.OTHERS
+    }
+    return create_model("SpeculationSettings", __base__=SpeculationSettings, **others)
+
+
+def _type_of(argument: catalog.Argument) -> Any:
+    parsed = Annotated[Any, BeforeValidator(argument.parse)]
+    return Annotated[parsed, ZeroIsUnset()] if argument.zero_means_unset() else parsed
+
+
 GROUPS: tuple[type[Group], ...] = (
     ModelSettings,
-    SpeculationSettings,
+    _with_other_fields(),
     ServingSettings,
     ProcessSettings,
 )
@@ -300,11 +323,6 @@ def engine_group() -> type[Group]:
         if argument.name not in FIELD_OF_ARGUMENT
     }
     return create_model("EngineSettings", __base__=Group, **fields)
-
-
-def _type_of(argument: catalog.Argument) -> Any:
-    parsed = Annotated[Any, BeforeValidator(argument.parse)]
-    return Annotated[parsed, ZeroIsUnset()] if argument.zero_means_unset() else parsed
 
 
 @dataclass(frozen=True)
@@ -324,11 +342,6 @@ class Settings:
     warnings: tuple[str, ...] = ()
     on_platform: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
-
-
-def from_process() -> Settings:
-    """The settings of this process's environment; see `load`."""
-    return load(os.environ)
 
 
 def load(environ: Mapping[str, str]) -> Settings:
@@ -413,16 +426,25 @@ def _sources(given: Mapping[str, str], groups: list[Group]) -> Iterator[tuple[st
 
 def _alias_conflicts(given: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
     for group in GROUPS:
-        for _, names in variables(group):
+        for name, names in variables(group):
             first, *others = [variable for variable in names if variable in given] or [""]
             for other in others:
-                if given[other] != given[first]:
+                if _read(group, name, other, given) != _read(group, name, first, given):
                     yield Problem(
                         other,
                         redaction.shown(other, given[other], secrets),
                         f"is another name for {first}, which has another value",
                         "Set only one of the two",
                     )
+
+
+def _read(group: type[Group], name: str, variable: str, given: Mapping[str, str]) -> object:
+    """What one variable alone makes of a field; its text where it cannot be read."""
+    try:
+        alone = group(environ={variable: given[variable]})  # type: ignore[call-arg]  # as below
+    except ValidationError:
+        return given[variable]
+    return getattr(alone, name)
 
 
 def _load_group(
@@ -442,7 +464,8 @@ def _load_group(
 def _problem(
     group: type[Group], detail: Any, given: Mapping[str, str], secrets: tuple[str, ...]
 ) -> Problem:
-    why = str(detail["msg"]).removeprefix("Value error, ")
+    bound = _BOUNDS.get(detail["type"], "{msg}").format(**detail.get("ctx", {}), **detail)
+    why = bound.removeprefix("Value error, ")
     if not detail["loc"]:  # a rule over several fields names them itself
         variable, _, why = why.partition("=")
         value, _, why = why.partition(": ")
@@ -452,8 +475,27 @@ def _problem(
     if redaction.clean(given[variable], secrets) != given[variable]:
         why = why.partition(", near ")[0]  # a part of a secret cannot be told from other text
     why, _, fix = redaction.clean(why, secrets).partition("; ")
-    fix = fix[:1].upper() + fix[1:]
+    fix = fix[:1].upper() + fix[1:] or _fix_of_bound(why)
     return Problem(variable, redaction.shown(variable, given[variable], secrets), _clause(why), fix)
+
+
+# What pydantic finds of a bound, in the words of the catalogue.
+_BOUNDS = {
+    "greater_than_equal": "is below the least legal value, {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "is above the greatest legal value, {le:g}",
+    "less_than": "must be below {lt:g}",
+}
+_FIXES = (
+    (re.compile(r"is below the least legal value, (\S+)"), r"Set it to \1 or more, or unset it"),
+    (re.compile(r"is above the greatest legal value, (\S+)"), r"Set it to \1 or less, or unset it"),
+    (re.compile(r"must be (above|below) (\S+)"), r"Set it \1 \2, or unset it"),
+)
+
+
+def _fix_of_bound(why: str) -> str:
+    found = (match.expand(fix) for bound, fix in _FIXES if (match := bound.fullmatch(why)))
+    return next(found, "")
 
 
 def _clause(message: str) -> str:

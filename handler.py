@@ -36,15 +36,23 @@ def main() -> int:
         print(f"The configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
     except EngineBootError as error:
-        print(f"The engine did not start: {error}", file=sys.stderr)
-        return 2
+        print(f"The engine did not start: {_clean(error)}", file=sys.stderr)
+        return 1 if error.of_child else 2
     except WorkerError as error:
-        print(str(error), file=sys.stderr)
+        print(_clean(error), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _clean(error: Exception) -> str:
+    from worker import redaction
+
+    return redaction.clean(str(error), redaction.secrets_of(os.environ))
 
 
 def _serve(settings: "Settings", plan: "EnginePlan") -> int:
-    from worker import models, process_setup, start
+    from worker import engine_args, models, process_setup, start
     from worker.jobs import Jobs
 
     plan = models.with_absolute_paths(plan)
@@ -52,7 +60,8 @@ def _serve(settings: "Settings", plan: "EnginePlan") -> int:
         engine = start.boot(settings, plan, start.log.info)
         from worker import runpod_loop
 
-        jobs = Jobs(engine, settings.serving)
+        report = engine_args.reports_acceptance(settings, plan)
+        jobs = Jobs(engine, settings.serving, report=report)
         return runpod_loop.serve(engine, jobs, settings.process.max_concurrency)
 
 

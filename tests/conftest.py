@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of ours, or of the platform's, reaches a test from outside."""
+    """No variable of ours, of former times, of the engine's or the platform's gets in."""
     import env_schema
+    from worker import legacy
 
+    ours = {*env_schema.known_variables(), *legacy.LEGACY}
     for name in [*os.environ]:
-        if name in env_schema.known_variables() or name.startswith("RUNPOD_"):
+        if name in ours or name.startswith(("RUNPOD_", "VLLM_")):
             monkeypatch.delenv(name)
 
 

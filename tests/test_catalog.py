@@ -107,13 +107,29 @@ def _differences(stored: dict[str, Any], generated: dict[str, Any]) -> Iterator[
     before, after = (set(side["engine_environment"]) for side in (stored, generated))
     yield from (f"gone variable: {name}" for name in sorted(before - after))
     yield from (f"new variable: {name}" for name in sorted(after - before))
+    for part in ("registered", "config_keys"):
+        for name in sorted({*stored[part], *generated[part]}):
+            old_names, new_names = (set(side[part].get(name, ())) for side in (stored, generated))
+            yield from (f"gone from {name}: {word}" for word in sorted(old_names - new_names))
+            yield from (f"new in {name}: {word}" for word in sorted(new_names - old_names))
 
 
 def test_a_difference_is_told_by_name_in_both_directions() -> None:
     kept, gone, new = ({"name": name, "kind": "text"} for name in ("kept", "gone", "new"))
-    stored = {"engine_version": "1", "arguments": [kept, gone], "engine_environment": ["A"]}
-    changed = {**kept, "kind": "flag"}
-    generated = {"engine_version": "2", "arguments": [changed, new], "engine_environment": ["B"]}
+    stored: dict[str, Any] = {
+        "engine_version": "1",
+        "arguments": [kept, gone],
+        "engine_environment": ["A"],
+        "registered": {"load_format": ["auto", "pt"]},
+        "config_keys": {"x_config": ["a"]},
+    }
+    generated = {
+        "engine_version": "2",
+        "arguments": [{**kept, "kind": "flag"}, new],
+        "engine_environment": ["B"],
+        "registered": {"load_format": ["auto", "hf"]},
+        "config_keys": {"x_config": ["a"], "y_config": ["b"]},
+    }
     assert list(_differences(stored, generated)) == [
         "engine 1 -> 2",
         "gone: gone",
@@ -121,6 +137,9 @@ def test_a_difference_is_told_by_name_in_both_directions() -> None:
         "changed: kept.kind: 'text' -> 'flag'",
         "gone variable: A",
         "new variable: B",
+        "gone from load_format: pt",
+        "new in load_format: hf",
+        "new in y_config: b",
     ]
 
 
@@ -171,6 +190,7 @@ def through_our_side(parser: ArgumentParser) -> dict[tuple[str, str], Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "make_arg_parser", lambda _: parser)  # build it once, not 40 times
+        patch.setattr(launch, "_check_front_end", lambda _: None)  # samples are one by one
         return dict(_spoken(launch.namespace))
 
 

@@ -120,6 +120,30 @@ def test_an_empty_environment_is_good_and_serves_the_embedded_model(
     assert "(embedded model (MODEL_NAME is not set))" in capsys.readouterr().out
 
 
+SET = {
+    "SPEC_DECODING_ACCEPTANCE_METHOD": ("typical_acceptance_sampler",) * 2,
+    "TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_ALPHA": ("0.3", 0.3),
+    "NUM_SPECULATIVE_TOKENS": ("3", 3),
+    "SPECULATIVE_MAX_MODEL_LEN": ("2048", 2048),
+    "SPECULATIVE_REPORT": ("false", False),
+    "PORT": ("8000", 8000),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"SPECULATIVE_METHOD": "ngram"}], ids=["off", "on"])
+def test_check_prints_every_variable_that_is_set(
+    capsys: pytest.CaptureFixture[str], more: dict[str, str]
+) -> None:
+    environ = {name: text for name, (text, _) in SET.items()}
+    assert commands.main(["check"], {"MODEL_NAME": "org/model", **environ, **more}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, (_, value) in SET.items():
+        line = f"{name.lower()} = {json.dumps(value)}  ({name})"
+        (config,) = [line for line in lines if line.startswith("speculative_config")] or [""]
+        assert line in lines or name in config, name
+    assert not more or config.endswith("(SPECULATIVE_METHOD, NUM_SPECULATIVE_TOKENS)")
+
+
 @pytest.mark.parametrize("words", [(), ("chekc",), ("check", "--json")])
 def test_a_wrong_command_is_refused(words: tuple[str, ...]) -> None:
     done = run(*words)
@@ -211,7 +235,10 @@ def test_show_for_people_ends_with_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{{ x }}\n- 'a' \"b\" $HOME `ls` \\", "é\u2028漢", "--dashes", "bytes \udcff", "\x1b[31m"],
+    [
+        *("{{ x }}\n- 'a' \"b\" $HOME `ls` \\", "{é}\u2028漢", "--{dashes}"),
+        *("{bytes} \udcff", "{}\x1b[31m"),
+    ],
 )
 def test_any_text_is_shown_as_it_was_given(text: str) -> None:
     read = shown({"MODEL_NAME": "org/model", "CUSTOM_CHAT_TEMPLATE": text})
@@ -221,10 +248,14 @@ def test_any_text_is_shown_as_it_was_given(text: str) -> None:
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
 def test_a_poor_terminal_is_no_reason_to_fail(locale: str) -> None:
-    environ = {"MODEL_NAME": "org/é漢\udcff", "LC_ALL": locale, "PYTHONCOERCECLOCALE": "0"}
-    done = run("check", environ={**environ, "PYTHONUTF8": "0"})
+    environ = {"CUSTOM_CHAT_TEMPLATE": "{é漢}\udcff", "LC_ALL": locale}
+    environ |= {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = run("check", environ=environ)
     assert (done.returncode, done.stderr) == (0, "")
-    assert shown({**environ, "PYTHONUTF8": "0"})["engine_args"]["model"].startswith("org/")
+    assert shown(environ)["engine_args"]["chat_template"].startswith("{")
+    refused = run("check", environ={**environ, "MODEL_NAME": "org/é漢\udcff"})
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("MODEL_NAME=org/")
 
 
 # ---- secrets

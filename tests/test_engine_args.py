@@ -91,7 +91,6 @@ def test_what_the_worker_keeps_for_itself_is_not_passed() -> None:
         ("MAX_MODEL_LEN", "max_model_len", "auto", -1),
         ("ENABLE_PREFIX_CACHING", "enable_prefix_caching", "false", False),
         ("SEED", "seed", "0", 0),
-        ("LORA_MODULES", "lora_modules", "a=/b", [{"name": "a", "path": "/b"}]),
     ],
 )
 def test_a_variable_reaches_its_argument(
@@ -278,6 +277,18 @@ def test_without_a_model_the_platform_is_refused(nothing: dict[str, str]) -> Non
     assert told.startswith("MODEL_NAME: not set, so there is no model to serve. Set it to ")
 
 
+def test_a_variable_without_effect_is_no_source_of_the_speculative_config() -> None:
+    made = plan(
+        SPECULATIVE_MODEL="org/draft",
+        NGRAM_PROMPT_LOOKUP_MAX="4",
+        SPEC_DECODING_ACCEPTANCE_METHOD="typical_acceptance_sampler",
+        TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_ALPHA="0.3",
+    )
+    assert made.sources["speculative_config"] == "SPECULATIVE_MODEL"
+    ngram = plan(SPECULATIVE_METHOD="ngram", SPECULATIVE_QUANTIZATION="awq")
+    assert ngram.sources["speculative_config"] == "SPECULATIVE_METHOD"
+
+
 # ---- what serverless needs
 
 
@@ -326,6 +337,56 @@ def test_acceptance_is_measured_where_there_is_speculation() -> None:
         VLLM_EXTRA_ARGS="--per-request-spec-decode-metrics none",
     )
     assert off.arguments["per_request_spec_decode_metrics"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({}, True),
+        ({"SPECULATIVE_REPORT": "true"}, True),
+        ({"SPECULATIVE_REPORT": "off"}, False),
+        ({"SPECULATIVE_REPORT": "off", "PER_REQUEST_SPEC_DECODE_METRICS": "summary"}, True),
+        (
+            {
+                "SPECULATIVE_REPORT": "off",
+                "VLLM_EXTRA_ARGS": "--per-request-spec-decode-metrics detailed",
+            },
+            True,
+        ),
+    ],
+)
+def test_acceptance_is_shown_unless_the_report_is_off(environ: dict[str, str], shown: bool) -> None:
+    settings = env_schema.load({"MODEL_NAME": "org/model", **SPECULATING, **environ})
+    made = engine_args.plan(settings)
+    assert engine_args.reports_acceptance(settings, made) == shown
+    assert made.arguments["per_request_spec_decode_metrics"] in ("summary", "detailed")
+
+
+SPECULATING = {"SPECULATIVE_CONFIG": json.dumps(NGRAM)}
+
+
+@pytest.mark.parametrize("report", ["true", "false"])
+def test_the_report_is_no_part_of_the_engines_config(report: str) -> None:
+    plain, made = plan(SPECULATING), plan(SPECULATING, SPECULATIVE_REPORT=report)
+    assert made.arguments == plain.arguments
+    assert made.sources == plain.sources
+    assert made.warnings == plain.warnings
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({}, "speculation is off"),
+        (
+            {**SPECULATING, "VLLM_EXTRA_ARGS": "--per-request-spec-decode-metrics none"},
+            "PER_REQUEST_SPEC_DECODE_METRICS is none",
+        ),
+    ],
+)
+def test_a_report_of_nothing_is_told(environ: dict[str, str], why: str) -> None:
+    (warning,) = plan(environ, SPECULATIVE_REPORT="true").warnings
+    assert warning == f"SPECULATIVE_REPORT has no effect: {why}"
+    assert plan(environ, SPECULATIVE_REPORT="false").warnings == ()
 
 
 def test_every_default_names_an_argument_and_has_a_reason() -> None:

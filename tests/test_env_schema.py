@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import env_schema
 from env_schema import Settings
-from worker import catalog, legacy
+from worker import catalog, legacy, speculation_fields
 from worker.catalog import Argument
 from worker.errors import ConfigurationError
 
@@ -76,6 +76,13 @@ OWN_VALUES: list[tuple[str, str, str, Any]] = [
     ("SPECULATIVE_QUANTIZATION", "speculation.speculative_quantization", "awq", "awq"),
     ("SPECULATIVE_MODEL_REVISION", "speculation.speculative_model_revision", "v1", "v1"),
     ("SPECULATIVE_ENFORCE_EAGER", "speculation.speculative_enforce_eager", "yes", True),
+    ("SPECULATIVE_REPORT", "speculation.speculative_report", "off", False),
+    (
+        "SPECULATIVE_TOKENS_PER_BATCH_SIZE",
+        "speculation.speculative_tokens_per_batch_size",
+        "1-8:4, 9-:0",
+        [[1, 8, 4], [9, 9, 0]],
+    ),
     ("OPENAI_SERVED_MODEL_NAME_OVERRIDE", "serving.served_model_name", "a, b", ["a", "b"]),
     (
         "CUSTOM_CHAT_TEMPLATE",
@@ -112,7 +119,17 @@ def test_the_table_above_has_every_variable_of_the_groups() -> None:
     named = {
         variable for group in env_schema.GROUPS for _, (variable, *_) in env_schema.variables(group)
     }
-    assert {variable for variable, *_ in OWN_VALUES} == named - {"HF_TOKEN"}
+    others = {f"SPECULATIVE_{key.name.upper()}" for key in speculation_fields.OTHERS}
+    assert {variable for variable, *_ in OWN_VALUES} == named - {"HF_TOKEN", *others}
+
+
+@pytest.mark.parametrize("key", speculation_fields.OTHERS, ids=lambda key: key.name)
+def test_every_other_key_of_the_speculative_config_has_a_variable(key: Argument) -> None:
+    text = a_text_for(key)
+    variable = f"SPECULATIVE_{key.name.upper()}"
+    read = load(**{variable: text})
+    assert dict(read.speculation)[variable.lower()] == key.parse(text)
+    assert read.sources == {variable.lower(): variable}
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -145,6 +162,8 @@ TEXTS_OF_KIND = {
 
 
 def a_text_for(argument: Argument) -> str:
+    if argument.minimum:
+        return f"{argument.minimum:g}"
     return str(argument.choices[0]) if argument.choices else TEXTS_OF_KIND[argument.kind]
 
 
@@ -177,19 +196,22 @@ def test_all_variables_saying_nothing_are_as_good_as_an_empty_environment(text: 
 
 
 COUNTS = [
-    "BLOCK_SIZE", "CP_KV_CACHE_INTERLEAVE_SIZE", "CPU_DISTRIBUTED_TIMEOUT_SECONDS",
+    "BLOCK_SIZE", "CPU_DISTRIBUTED_TIMEOUT_SECONDS", "CP_KV_CACHE_INTERLEAVE_SIZE",
     "DATA_PARALLEL_RPC_PORT", "DATA_PARALLEL_SIZE", "DECODE_CONTEXT_PARALLEL_SIZE",
-    "DEFAULT_BATCH_SIZE", "DEFAULT_MIN_BATCH_SIZE", "DISTRIBUTED_TIMEOUT_SECONDS",
-    "DP_SYNC_INTERVAL", "ELASTIC_EP_MAX_DP_SIZE", "KV_CACHE_MEMORY_BYTES", "MAMBA_BLOCK_SIZE",
-    "MAX_CONCURRENCY", "MAX_CPU_LORAS", "MAX_LORA_CLS_LABELS", "MAX_LORAS", "MAX_MODEL_LEN",
-    "MAX_NUM_ACTIVE_SEQS", "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SCHEDULED_TOKENS", "MAX_NUM_SEQS",
+    "DEFAULT_BATCH_SIZE", "DEFAULT_BATCH_SIZE_GROWTH_FACTOR", "DEFAULT_MIN_BATCH_SIZE",
+    "DISTRIBUTED_TIMEOUT_SECONDS", "DP_SYNC_INTERVAL", "ELASTIC_EP_MAX_DP_SIZE",
+    "KV_CACHE_MEMORY_BYTES", "MAMBA_BLOCK_SIZE", "MAX_CONCURRENCY", "MAX_CPU_LORAS",
+    "MAX_LORAS", "MAX_LORA_CLS_LABELS", "MAX_LORA_RANK", "MAX_MODEL_LEN", "MAX_NUM_ACTIVE_SEQS",
+    "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SCHEDULED_TOKENS", "MAX_NUM_SEQS",
     "MAX_PARALLEL_LOADING_WORKERS", "NGRAM_PROMPT_LOOKUP_MAX", "NGRAM_PROMPT_LOOKUP_MIN",
     "NNODES", "NUM_GPU_BLOCKS_OVERRIDE", "NUM_SPECULATIVE_TOKENS", "OFFLOAD_NUM_IN_GROUP",
     "PIPELINE_PARALLEL_SIZE", "PREFILL_CONTEXT_PARALLEL_SIZE", "PREFILL_SCHEDULE_INTERVAL",
     "PREFIX_MATCH_UNIT", "RENDERER_NUM_WORKERS", "REPLAYSSM_BUFFER_LEN",
-    "SAFETENSORS_PREFETCH_BLOCK_SIZE", "SAFETENSORS_PREFETCH_NUM_THREADS", "SPEC_TOKENS",
+    "SAFETENSORS_PREFETCH_BLOCK_SIZE", "SAFETENSORS_PREFETCH_NUM_THREADS",
     "SPECULATIVE_DISABLE_BY_BATCH_SIZE", "SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE",
-    "SPECULATIVE_MAX_MODEL_LEN", "STREAM_INTERVAL", "TENSOR_PARALLEL_SIZE",
+    "SPECULATIVE_DSPARK_DRAFT_TOPK", "SPECULATIVE_MAX_MODEL_LEN",
+    "SPECULATIVE_SUFFIX_DECODING_MAX_TREE_DEPTH", "SPEC_TOKENS", "STREAM_INTERVAL",
+    "TENSOR_PARALLEL_SIZE",
 ]  # fmt: skip
 
 WHERE_ZERO_MEANS_ZERO = [
@@ -359,21 +381,61 @@ def test_all_problems_come_together_each_once_and_in_one_line() -> None:
     assert all(line.partition("=")[0] in BAD for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"MAX_CONCURRENCY": "-3"}, "is below the least legal value, 1. Set it to 1 or more, "),
+        ({"MAX_NUM_SEQS": "-3"}, "is below the least legal value, 1. Set it to 1 or more, "),
+        ({"STREAM_FLUSH_MS": "-1"}, "is below the least legal value, 0. Set it to 0 or more, "),
+        ({"BLOCK_SIZE": "-1"}, "must be above 0. Set it above 0, "),
+        (
+            {"TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_ALPHA": "-1"},
+            "must be above 0. Set it above 0, ",
+        ),
+        (
+            {"TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_THRESHOLD": "2"},
+            "is above the greatest legal value, 1. Set it to 1 or less, ",
+        ),
+        (
+            {"GPU_MEMORY_UTILIZATION": "1.5"},
+            "is above the greatest legal value, 1. Set it to 1 or less, ",
+        ),
+    ],
+)
+def test_bounds_are_told_in_one_voice(environ: dict[str, str], line: str) -> None:
+    ((variable, text),) = environ.items()
+    assert str(refusal(environ)) == f"{variable}={text}: {line}or unset it."
+
+
+def test_a_number_among_numbers_has_no_likeness() -> None:
+    told = str(refusal({"MAX_LORA_RANK": "17"}))
+    assert "did you mean" not in told.casefold()
+    assert "ccepted: 1, 8, 16, 32" in told
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SPEC_METHOD": "ngram", "SPECULATIVE_METHOD": "NGram"},
+        {"SPEC_TOKENS": "4.0", "NUM_SPECULATIVE_TOKENS": "4"},
+        {"SERVED_MODEL_NAME": "a b", "OPENAI_SERVED_MODEL_NAME_OVERRIDE": '["a", "b"]'},
+    ],
+)
+def test_two_names_of_one_setting_agree_by_their_values(environ: dict[str, str]) -> None:
+    assert env_schema.attempt(environ)[1] == []
+
+
 def test_a_rule_over_two_variables_is_told_beside_other_problems_of_the_group() -> None:
     environ = {
-        "NGRAM_PROMPT_LOOKUP_MIN": "5",
-        "NGRAM_PROMPT_LOOKUP_MAX": "2",
-        "NUM_SPECULATIVE_TOKENS": "x",
+        "STREAM_FLUSH_MS": "x",
         "DEFAULT_MIN_BATCH_SIZE": "60",
         "MAX_CONCURRENCY": "-1",
     }
     assert str(refusal(environ)).splitlines() == [
-        "NUM_SPECULATIVE_TOKENS=x: is not a whole number.",
-        "NGRAM_PROMPT_LOOKUP_MIN=5: is above NGRAM_PROMPT_LOOKUP_MAX=2; "
-        "lower the one or raise the other.",
+        "STREAM_FLUSH_MS=x: is not a whole number.",
         "DEFAULT_MIN_BATCH_SIZE=60: is above DEFAULT_BATCH_SIZE=50; "
         "lower the one or raise the other.",
-        "MAX_CONCURRENCY=-1: input should be greater than or equal to 1.",
+        "MAX_CONCURRENCY=-1: is below the least legal value, 1. Set it to 1 or more, or unset it.",
     ]
 
 
@@ -470,11 +532,6 @@ def test_names_in_lower_case_are_not_read_but_told() -> None:
 def test_foreign_variables_are_left_alone() -> None:
     read = env_schema.load({"PATH": "/bin", "VLLM_LOGGING_LEVEL": "DEBUG", "é": "\udcff"})
     assert read == load()
-
-
-def test_the_processes_own_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_NAME", "org/of-this-process")
-    assert env_schema.from_process().model.model_name == "org/of-this-process"
 
 
 # ---- any environment at all

@@ -8,7 +8,7 @@ import pytest
 from worker import job_input
 from worker.errors import RequestError
 from worker.job_input import NativeRequest, OpenAIRequest
-from worker.stream import Pace
+from worker.pace import Pace
 
 PACE = Pace(least_tokens=2, most_tokens=20, growth=2.0, flush_s=0.1)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -69,6 +69,9 @@ def refusal(job_input_: Any) -> RequestError:
             {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}},
             NativeRequest(PACE, messages=HELLO, template_arguments={"enable_thinking": False}),
         ),
+        ({"prompt": "Hi", "speculative": True}, NativeRequest(PACE, prompt="Hi", speculative=True)),
+        ({"prompt": "Hi", "speculative": False}, NativeRequest(PACE, "Hi", speculative=False)),
+        ({"prompt": "Hi", "speculative": None}, NativeRequest(PACE, prompt="Hi")),
         ({"prompt": " "}, NativeRequest(PACE, prompt=" ")),
         ({"prompt": "日本\x00語"}, NativeRequest(PACE, prompt="日本\x00語")),
     ],
@@ -138,6 +141,7 @@ def test_a_job_without_input_is_refused() -> None:
         ({"messages": "hi"}, "messages"),
         ({"messages": {"role": "user", "content": "a"}}, "messages"),
         ({"messages": [None]}, "messages"),
+        *(({"prompt": "a", "speculative": value}, "speculative") for value in ("true", 1, 0, {})),
         ({"messages": ["hi"]}, "messages"),
         ({"messages": [{"content": "a"}]}, "messages"),
         ({"messages": [{"role": 5, "content": "a"}]}, "messages"),
@@ -228,6 +232,8 @@ def test_a_refusal_of_something_huge_is_short() -> None:
         ("/v1/models/", MODELS, "GET"),
         (" /v1/models\n", MODELS, "GET"),
         ("//v1/models", MODELS, "GET"),
+        ("/metrics", "/metrics", "GET"),
+        ("metrics/", "/metrics", "GET"),
     ],
 )
 def test_a_served_route_is_called_under_its_own_name(route: str, path: str, method: str) -> None:
@@ -257,7 +263,8 @@ def test_a_served_route_is_called_under_its_own_name(route: str, path: str, meth
         "/v1/Models",
         "/v1/chat/Completions",
         "/v1\u2044models",
-        "/metrics",
+        "/metricsx",
+        "/metrics/x",
         "/shutdown",
         "/v1/load_lora_adapter",
         "/tokenize",
@@ -292,7 +299,37 @@ def test_a_get_needs_no_body_and_sends_none(given: dict[str, Any]) -> None:
 def test_a_post_streams_where_its_body_says_so(body: dict[str, Any], stream: bool) -> None:
     request = openai(CHAT, {**BODY, **body})
     assert request.stream is stream
-    assert request.body == {**BODY, **body}
+    assert request.body == {**BODY, **({"stream": stream} if body else {})}
+
+
+@pytest.mark.parametrize("name", ["chat_template", "messages", "conversation", "tokenize", "tools"])
+def test_a_template_gets_no_template_and_no_names_of_the_call(name: str) -> None:
+    with pytest.raises(RequestError, match=f"may not hold {name}") as refused:
+        job_input.parse(
+            {"id": "1", "input": {"messages": HELLO, "chat_template_kwargs": {name: "x"}}}, PACE
+        )
+    assert refused.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt": "a\ud800"}, "prompt"),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, "messages"),
+        ({"prompt": "a", "sampling_params": {"stop": ["\ud800"]}}, "sampling_params"),
+        ({"openai_route": COMPLETIONS, "openai_input": {"prompt": "a", "stop": ["\ud800"]}},
+         "stop"),
+    ],
+)  # fmt: skip
+def test_half_of_a_character_is_refused_by_the_field(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match="half of a character") as refused:
+        job_input.parse({"id": "1", "input": given}, PACE)
+    assert refused.value.param == param
+
+
+def test_token_ids_for_log_probabilities_are_refused_on_every_route() -> None:
+    with pytest.raises(RequestError, match="logprob_token_ids"):
+        openai(CHAT, {**BODY, "logprobs": True, "logprob_token_ids": [5]})
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.chat_utils import ChatTemplateResolutionError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 import env_schema
 from worker.engine import Engine
@@ -71,6 +72,7 @@ class FakeEngine(Engine):
         self.generating = asyncio.Event()
         self.closed = asyncio.Event()
         self.finish_reason = "stop"
+        self.measured: RequestSpecDecodeMetrics | None = None
 
     async def render_text(self, prompt: str) -> Any:
         self.asked.append(prompt)
@@ -110,6 +112,7 @@ class FakeEngine(Engine):
             cumulative_logprob=None,
             logprobs=None,
             finish_reason=self.finish_reason if last else None,
+            spec_decode_metrics=self.measured if last else None,
         )
         return RequestOutput("1", None, [1, 2, 3], None, [choice], finished=last)
 
@@ -128,19 +131,27 @@ class Small(OpenAIApp):
         return self._application
 
 
-def jobs_of(engine: Engine, application: Any = None, **environ: str) -> Jobs:
+def jobs_of(
+    engine: Engine, application: Any = None, *, report: bool = True, **environ: str
+) -> Jobs:
     settings = env_schema.load({"MODEL_NAME": "x/y", "STREAM_FLUSH_MS": "0", **environ})
-    jobs = Jobs(engine, settings.serving)
+    jobs = Jobs(engine, settings.serving, report=report)
     jobs.app = Small(engine, application)
     return jobs
 
 
-def serving(handler: Callable[[Request], Awaitable[StarletteResponse]], **environ: str) -> Jobs:
-    routes = [Route(path, handler, methods=["GET", "POST"]) for path in (CHAT, "/v1/models")]
-    return jobs_of(FakeEngine(), Starlette(routes=routes), **environ)
+def serving(
+    handler: Callable[[Request], Awaitable[StarletteResponse]],
+    *,
+    report: bool = True,
+    **environ: str,
+) -> Jobs:
+    paths = (CHAT, "/v1/models", "/metrics")
+    routes = [Route(path, handler, methods=["GET", "POST"]) for path in paths]
+    return jobs_of(FakeEngine(), Starlette(routes=routes), report=report, **environ)
 
 
-def streaming(*events: str | BaseException, **environ: str) -> Jobs:
+def streaming(*events: str | BaseException, report: bool = True, **environ: str) -> Jobs:
     """An application whose stream is these events."""
 
     async def stream() -> AsyncIterator[str]:
@@ -153,7 +164,7 @@ def streaming(*events: str | BaseException, **environ: str) -> Jobs:
     async def handler(request: Request) -> StarletteResponse:
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    return serving(handler, **environ)
+    return serving(handler, report=report, **environ)
 
 
 async def run(jobs: Jobs, job_input: Any) -> list[Any]:
@@ -445,6 +456,95 @@ async def test_without_raw_output_a_stream_is_lists_of_objects() -> None:
     assert [part for e in emissions for part in e] == [{"n": "é\u2028日本"}, {"n": 2}]
 
 
+@pytest.mark.asyncio
+async def test_plain_text_of_the_application_is_one_text() -> None:
+    for text in ("# HELP x\nx 1.0\n", "17\n"):  # the second would be JSON, too
+
+        async def handler(request: Request, text: str = text) -> StarletteResponse:
+            return PlainTextResponse(text)
+
+        assert await run(serving(handler), {"openai_route": "/metrics"}) == [text]
+
+
+MEASURED = RequestSpecDecodeMetrics(num_spec_tokens=3, histogram=[1, 0, 0, 2], num_draft_tokens=9)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("endpoint", "job", "measured", "shown"),
+    [
+        (True, None, MEASURED, True),
+        (True, False, MEASURED, False),
+        (True, True, MEASURED, True),
+        (False, None, MEASURED, False),
+        (False, True, MEASURED, True),
+        (False, False, MEASURED, False),
+        (True, None, None, False),
+        (False, False, None, False),
+    ],
+)
+async def test_a_native_answer_has_figures_where_the_job_or_else_the_endpoint_says_so(
+    endpoint: bool,
+    job: bool | None,
+    measured: RequestSpecDecodeMetrics | None,
+    shown: bool,
+    stream: bool,
+) -> None:
+    engine = FakeEngine("a ", "b") if stream else FakeEngine("a")
+    engine.measured = measured
+    asked = {} if job is None else {"speculative": job}
+    jobs = jobs_of(engine, report=endpoint)
+    *before, last = await run(jobs, {"prompt": "Hi", "stream": stream, **asked})
+    assert not [emission for emission in before if "speculative" in emission]
+    assert ("speculative" in last) == shown
+    assert not shown or last["speculative"]["accepted"] == 6
+
+
+@pytest.mark.asyncio
+async def test_figures_that_a_job_asks_for_and_nobody_measured_are_null() -> None:
+    (answer,) = await run(jobs_of(FakeEngine("a")), {"prompt": "Hi", "speculative": True})
+    assert answer["speculative"] is None
+
+
+FIGURES = {"speculative_decoding": MEASURED.to_dict()}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("report", [True, False])
+async def test_an_openai_answer_has_figures_only_with_the_report(report: bool) -> None:
+    async def handler(request: Request) -> StarletteResponse:
+        return JSONResponse({"id": 1, "metrics": {"queue_time_ms": None, **FIGURES}})
+
+    (answer,) = await run(serving(handler, report=report), chat())
+    assert answer["id"] == 1
+    assert (answer["metrics"] is not None) == report
+
+
+USAGE = {"usage": {"total_tokens": 3, "text": "\u2028日本"}}
+QUOTING = 'data: {"text":"\\"speculative_decoding\\":"}\n\n'
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("raw", ["true", "false"])
+@pytest.mark.parametrize("report", [True, False])
+async def test_an_openai_stream_has_figures_only_with_the_report(report: bool, raw: str) -> None:
+    usage = json.dumps({**USAGE, "metrics": FIGURES}, separators=(",", ":"))
+    given = [*EVENTS[:2], QUOTING, f"data: {usage}\n\n", EVENTS[2]]
+    emissions = await run(
+        streaming(*given, report=report, RAW_OPENAI_OUTPUT=raw), chat(stream=True)
+    )
+    if raw == "true":
+        text = "".join(emissions)
+        assert text.startswith("".join(given[:3]))  # untouched, byte for byte
+        parts = [json.loads(e.removeprefix("data: ")) for e in text.split("\n\n")[:-2]]
+        assert text.endswith(EVENTS[2])
+    else:
+        parts = [part for emission in emissions for part in emission]
+    assert len(parts) == 4
+    assert parts[-1] == ({**USAGE, "metrics": FIGURES} if report else USAGE)
+
+
 ERROR_EVENT = 'data: {"error": {"message": "lost", "type": "InternalServerError", "code": 500}}\n\n'
 
 
@@ -561,7 +661,7 @@ async def test_a_refused_openai_job_never_reaches_the_application() -> None:
     async def handler(request: Request) -> StarletteResponse:
         raise AssertionError("called")
 
-    emissions = await run(serving(handler), {"openai_route": "/metrics"})
+    emissions = await run(serving(handler), {"openai_route": "/version"})
     assert failure_of(emissions)["code"] == 404
 
 

@@ -97,6 +97,8 @@ def test_no_old_value_becomes_another_old_value() -> None:
         ("CONCURRENCY_MODIFIER", "100", {"MAX_CONCURRENCY": "100"}),
         ("MIN_BATCH_SIZE", "4", {"DEFAULT_MIN_BATCH_SIZE": "4"}),
         ("HUGGING_FACE_HUB_TOKEN", "hf_old", {"HF_TOKEN": "hf_old"}),
+        ("HUGGINGFACE_TOKEN", "hf_old", {"HF_TOKEN": "hf_old"}),
+        ("HUGGINGFACEHUB_API_TOKEN", "hf_old", {"HF_TOKEN": "hf_old"}),
         ("VLLM_ATTENTION_BACKEND", "FLASHINFER", {"ATTENTION_BACKEND": "FLASHINFER"}),
         ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN_VLLM_V1", {"ATTENTION_BACKEND": "FLASH_ATTN"}),
         ("DISABLE_LOG_REQUESTS", "True", {"ENABLE_LOG_REQUESTS": "false"}),

@@ -1,6 +1,7 @@
 """How a worker ends: by a signal, by its engine's death, by its own, by a failed boot."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -73,6 +74,10 @@ def test_a_stop_finishes_running_jobs_and_leaves_nothing(start: Start) -> None:
     assert [job.outputs[-1]["usage"]["output"] for job in ended] == [300] * 3
     wait_for_no_descendants(worker)
     assert worker.platform.defects == []
+    at_boot, at_end = re.findall(r"^.* INFO (speculation.*)$", worker.process.log(), re.MULTILINE)
+    assert at_boot.startswith("speculation: ngram, up to 3 tokens a step, n-grams of 2 to 4 tokens")
+    assert re.match(r"speculation since the start: \d+ of \d+ drafted tokens accepted", at_end)
+    assert "at any batch size" in at_end
 
 
 def test_a_dead_engine_fails_its_jobs_and_ends_the_worker(start: Start) -> None:
@@ -93,6 +98,7 @@ def test_a_dead_engine_fails_its_jobs_and_ends_the_worker(start: Start) -> None:
         assert ended.status == "FAILED"
         assert ended.final_posts == 1
         assert json.loads(ended.error or "")["code"] in (500, 503)
+    assert worker.process.log().count("speculation since the start: ") == 1
     wait_for_no_descendants(worker)
 
 
@@ -108,12 +114,11 @@ def test_a_killed_worker_takes_its_engine_along(start: Start) -> None:
 
 
 def test_a_failed_boot_ends_in_the_childs_own_cause(start: Start) -> None:
-    worker = start(LOAD_FORMAT="nope", LOG_LEVEL="ERROR")
-    assert worker.process.wait(120) == 2
+    worker = start(KV_CACHE_MEMORY_BYTES="100k", LOG_LEVEL="ERROR")
+    assert worker.process.wait(120) == 1
     last = worker.process.log().strip().splitlines()[-1]
     assert last.startswith("The engine did not start: ")
-    assert "Load format" in last
-    assert "nope" in last
+    assert "KV cache" in last
     wait_for_no_descendants(worker)
 
 

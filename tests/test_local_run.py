@@ -221,6 +221,7 @@ async def test_an_openai_stream_is_printed_as_text(capsys: pytest.CaptureFixture
         ([{"choices": [{"delta": {"content": "a"}}]}, {"choices": [{"text": "b"}]}], "ab\n"),
         (sse({"choices": [{"text": "completed"}]}), "completed\n"),
         (": a comment\n\n", "\n"),
+        ("# HELP x\n\nx 1.0\n", "# HELP x\n\nx 1.0\n\n"),
         ("data: [DONE]\n\n", "\n"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import env_schema
-from worker import engine_args, preflight
+from worker import embedded_model, engine_args, preflight
 from worker.errors import ConfigurationError
 from worker.preflight import Findings
 
@@ -45,8 +45,87 @@ def problems(environ: Mapping[str, str]) -> list[str]:
 # ---- where the files are
 
 
-def test_the_embedded_model_needs_no_check() -> None:
+@pytest.fixture
+def _unprepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where the embedded model is not prepared."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+
+
+@pytest.mark.usefixtures("_unprepared")
+def test_the_embedded_model_of_itself_is_good() -> None:
     assert inspect({}) == Findings()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_embedded_models_own_context_is_the_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if prepared:
+        write_config(embedded_model.path(), {**LLAMA, "max_position_embeddings": 8192})
+    assert problems({"MAX_MODEL_LEN": "8192"}) == []
+    (line,) = problems({"MAX_MODEL_LEN": "100000"})
+    assert "the model's own context of 8192 tokens" in line
+
+
+@pytest.mark.usefixtures("_unprepared")
+def test_a_draft_for_the_embedded_model_is_read_like_any_other(tmp_path: Path) -> None:
+    (line,) = problems({"SPECULATIVE_MODEL": "/does/not/exist"})
+    assert line.startswith("SPECULATIVE_MODEL=/does/not/exist: is a path")
+    (unchecked,) = inspect({"SPECULATIVE_MODEL": "org/draft", "HF_HOME": str(tmp_path)}).unchecked
+    assert unchecked.startswith("SPECULATIVE_MODEL=org/draft")
+    (line,) = problems({"SPECULATIVE_MODEL": write_config(tmp_path / "draft", LLAMA)})
+    assert "its vocabulary has 512 tokens and the target's 49152" in line
+
+
+# ---- names that no model can have
+
+NO_NAMES = [
+    ('"a/b"', "Remove the quotes"),
+    ("'a/b'", "Remove the quotes"),
+    ("org/my model", "neither a folder nor a name"),
+    ("https://huggingface.co/org/model", "is an address"),
+    ("org/\udcff", "neither a folder nor a name"),
+    ("org/a/b", "neither a folder nor a name"),
+]
+
+
+@pytest.mark.parametrize("variable", ["MODEL_NAME", "SPECULATIVE_MODEL", "TOKENIZER_NAME"])
+@pytest.mark.parametrize(("name", "why"), NO_NAMES)
+def test_a_name_that_nothing_can_have_is_refused(variable: str, name: str, why: str) -> None:
+    (line,) = problems({"MODEL_NAME": "org/model", "HF_HOME": "/nowhere", variable: name})
+    assert line.startswith(f"{variable}=")
+    assert why in line
+
+
+@pytest.mark.parametrize("name", ["gpt2", "org/model", "org/Model-1.5_b", "pkg.module.Proposer"])
+@pytest.mark.parametrize("variable", ["MODEL_NAME", "SPECULATIVE_MODEL", "TOKENIZER_NAME"])
+def test_a_name_that_a_repository_can_have_is_taken(variable: str, name: str) -> None:
+    assert problems({"MODEL_NAME": "org/model", "HF_HOME": "/nowhere", variable: name}) == []
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/model", "gs://bucket/a/b", "az://bucket/model"])
+def test_a_remote_path_is_taken_where_the_engine_streams_it(name: str) -> None:
+    environ = {"MODEL_NAME": name, "HF_HOME": "/nowhere"}
+    assert problems(environ) == []
+    assert problems({**environ, "LOAD_FORMAT": "runai_streamer"}) == []
+    (line,) = problems({**environ, "LOAD_FORMAT": "safetensors"})
+    assert "needs LOAD_FORMAT=runai_streamer" in line
+
+
+def test_a_custom_class_is_named_by_its_import_path() -> None:
+    environ = {"MODEL_NAME": "org/model", "HF_HOME": "/nowhere"}
+    custom = {"SPECULATIVE_METHOD": "custom_class", "SPECULATIVE_MODEL": "pkg.module.Proposer"}
+    assert problems({**environ, **custom}) == []
+
+
+@pytest.mark.parametrize("variable", ["MODEL_NAME", "SPECULATIVE_MODEL"])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, variable: str) -> None:
+    environ = {"MODEL_NAME": "org/model", "HF_HOME": "/nowhere", variable: str(tmp_path)}
+    (line,) = problems(environ)
+    assert "is a folder without config.json or params.json" in line
+    (tmp_path / "params.json").touch()
+    assert problems(environ) == []
 
 
 def test_a_folder_is_read(tmp_path: Path) -> None:
@@ -286,7 +365,7 @@ def test_a_draft_model_of_the_same_vocabulary_is_taken(tmp_path: Path) -> None:
         "SPECULATIVE_MODEL": write_config(tmp_path / "draft", {"text_config": LLAMA}),
         "SPECULATIVE_METHOD": "draft_model",
     }
-    assert inspect(environ) == Findings()
+    assert inspect(environ) == Findings(draft_method="draft_model")
 
 
 # ---- all that can be told, together

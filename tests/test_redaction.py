@@ -14,7 +14,10 @@ KEY = "sk-4711-not-a-look-of-its-own"
     "name",
     ["HF_TOKEN", "hf_token", "HUGGING_FACE_HUB_TOKEN", "API_KEY", "api_key", "RUNPOD_AI_API_KEY",
      "OPENAI_APIKEY", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
-     "AWS_SESSION_TOKEN", "DB_PASSWORD", "PASSWORD", "GOOGLE_CREDENTIALS", "SECRET_SAUCE"],
+     "AWS_SESSION_TOKEN", "DB_PASSWORD", "PASSWORD", "GOOGLE_CREDENTIALS", "SECRET_SAUCE",
+     "api-key", "x-api-key", "apiKey", "client-secret", "clientSecret", "secretAccessKey",
+     "accessKey", "Authorization", "Proxy-Authorization", "auth", "private_key", "privateKey",
+     "passphrase", "pwd", "db_pwd", "DB_PASS", "connection_string", "connectionString"],
 )  # fmt: skip
 def test_a_name_tells_that_its_value_is_secret(name: str) -> None:
     assert redaction.is_secret(name)
@@ -24,7 +27,8 @@ def test_a_name_tells_that_its_value_is_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["MODEL_NAME", "TOKENIZER_NAME", "TOKENIZER", "NUM_SPECULATIVE_TOKENS", "ALLOW_CREDENTIALS",
-     "MAX_NUM_BATCHED_TOKENS", "RETURN_TOKENS_AS_TOKEN_IDS", "SSL_KEYFILE", "spec_tokens"],
+     "MAX_NUM_BATCHED_TOKENS", "RETURN_TOKENS_AS_TOKEN_IDS", "SSL_KEYFILE", "spec_tokens", "PWD",
+     "OLDPWD", "SSH_AUTH_SOCK", "author", "pass_config", "bypass", "key"],
 )  # fmt: skip
 def test_other_names_are_not_secret(name: str) -> None:
     assert not redaction.is_secret(name)
@@ -83,11 +87,44 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
         f"password={KEY}",
         f"api-key: {KEY}, model: m",
         f'{{"auth_token":{KEY}}}',
+        f'{{"x-api-key": "{KEY}"}}',
+        f'{{"secretAccessKey": "{KEY}"}}',
+        f'{{"passphrase": "words before {KEY}"}}',
+        f'{{"passphrase": "words before {KEY}", cut off',
+        f'{{"headers": {{"Authorization": "Basic {KEY}"}}}}',
+        f"Authorization: Token {KEY}",
+        f'{{"auth": {{"user": "me", "pass": "{KEY}"}}}}',
+        f'{{"connectionString": "Server=a;Key={KEY}"}}',
     ],
 )
 def test_a_secret_named_inside_a_shown_value_is_masked(text: str) -> None:
     assert redaction.holds_secret(text)
     assert KEY not in redaction.shown("KV_TRANSFER_CONFIG", text)
+
+
+def test_an_authorization_header_is_masked_in_any_text_and_scheme() -> None:
+    for text in (f"Authorization: Basic {KEY} was sent", f"['authorization: {KEY}']"):
+        assert KEY not in redaction.clean(text)
+        assert KEY not in str(redaction.clean_value({"headers": [text]}))
+
+
+def test_names_inside_a_structure_are_read_in_any_spelling() -> None:
+    names = ("api-key", "secretAccessKey", "Authorization", "auth", "pwd", "private_key")
+    cleaned = redaction.clean_value({"inner": dict.fromkeys(names, KEY)})
+    assert cleaned == {"inner": dict.fromkeys(names, redaction.MASK)}
+    assert KEY not in redaction.shown("KV_TRANSFER_CONFIG", {"inner": dict.fromkeys(names, KEY)})
+
+
+def test_a_value_that_holds_itself_or_is_very_deep_is_no_trouble() -> None:
+    ring: list[object] = [{"password": KEY}]
+    ring.append(ring)
+    assert KEY not in redaction.shown("HF_OVERRIDES", ring)
+    assert redaction.shown("HF_OVERRIDES", "[" * 5000).startswith("[[[")
+    assert redaction.shown("HF_OVERRIDES", "[" * 900 + "]" * 900).startswith("[[[")
+
+
+def test_the_working_folder_is_no_secret() -> None:
+    assert redaction.secrets_of({"PWD": "/srv/folder", "OLDPWD": "/srv/folder"}) == ()
 
 
 def test_shown_values_keep_to_one_short_line() -> None:

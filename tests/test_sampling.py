@@ -146,7 +146,6 @@ def test_each_value_of_a_parameter_arrives_or_is_refused_by_name(name: str) -> N
         ("max_tokens", None, None),
         ("min_tokens", 5.0, 5),
         ("logprobs", 5.0, 5),
-        ("prompt_logprobs", 2.0, 2),
         ("seed", "42", 42),
         ("seed", 1.0, 1),
         ("seed", 0, 0),
@@ -339,7 +338,6 @@ def test_a_stream_gets_deltas_and_an_answer_the_whole(
     [
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"n": 2, "temperature": 0}, "n"),
-        ({"stop": "x", "detokenize": False}, "stop"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused_by_the_first(

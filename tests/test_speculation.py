@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import env_schema
-from worker import catalog, speculation
+from worker import catalog, speculation, speculation_fields, speculation_schedule
 from worker.errors import Problem
 from worker.speculation import Speculation
 
@@ -154,10 +154,10 @@ def test_variables_become_the_engines_fields(environ: dict[str, str], made: dict
     assert accepted(environ) == made
 
 
-@pytest.mark.parametrize(("variable", "key"), speculation.ENGINE_FIELDS.items())
+@pytest.mark.parametrize(("variable", "key"), speculation_fields.KEY_OF_FIELD.items())
 def test_each_variable_has_a_field_of_the_engine(variable: str, key: str) -> None:
-    assert key in speculation.ENGINE_KEYS
-    assert variable in env_schema.SpeculationSettings.model_fields
+    assert key in speculation_fields.KEYS
+    assert any(variable in group.model_fields for group in env_schema.GROUPS)
 
 
 def test_the_engines_dict_is_a_new_one_each_time() -> None:
@@ -263,6 +263,24 @@ def test_a_window_beside_a_draft_model_is_told_to_have_no_effect() -> None:
     assert made.config is not None
     assert "method" not in made.config
     assert any("have no effect: drafts come from org/draft" in line for line in made.warnings)
+
+
+@pytest.mark.parametrize("method", sorted(speculation.WITHOUT_DRAFT))
+def test_settings_of_a_draft_without_one_are_dropped_and_told(method: str) -> None:
+    plain = accepted({"SPECULATIVE_METHOD": method})
+    made = resolve(
+        {
+            "SPECULATIVE_METHOD": method,
+            "SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE": "2",
+            "SPECULATIVE_QUANTIZATION": "awq",
+            **config(max_model_len=2048),
+        }
+    )
+    assert made.config == plain
+    assert made.warnings[0] == (
+        "SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE, max_model_len of SPECULATIVE_CONFIG, "
+        f"SPECULATIVE_QUANTIZATION: no effect, since the {method} method has no draft"
+    )
 
 
 @pytest.mark.parametrize("method", ["", "  ", "None"])
@@ -442,7 +460,7 @@ def test_a_method_that_drafts_with_a_model_needs_one(method: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(("key", "variable"), speculation.REMOVED_KEYS.items())
+@pytest.mark.parametrize(("key", "variable"), speculation_fields.REMOVED.items())
 def test_a_key_that_the_engine_has_dropped_is_told_its_successor(key: str, variable: str) -> None:
     instead = f" and set {variable}" if variable else ""
     assert refused(config(method="ngram", **{key: 1})) == [
@@ -495,7 +513,7 @@ def test_a_cut_off_does_not_lower_a_count_that_the_checkpoint_says() -> None:
     assert schedule == [[1, 8, speculation.MOST_TOKENS], [9, 16, 0]]
 
 
-@pytest.mark.parametrize("method", sorted(speculation.FIXED_COUNT))
+@pytest.mark.parametrize("method", sorted(speculation_schedule.FIXED_COUNT))
 def test_a_method_with_a_fixed_count_has_no_cut_off(method: str) -> None:
     environ = {"SPECULATIVE_METHOD": method}
     if method in speculation.WITH_DRAFT:
@@ -506,7 +524,7 @@ def test_a_method_with_a_fixed_count_has_no_cut_off(method: str) -> None:
     )
     schedule = config(num_speculative_tokens_per_batch_size=[[1, 4, 2]])
     (line,) = refused({**environ, **schedule})
-    assert line.endswith(f"cannot be, since the {method} method drafts a fixed count.")
+    assert line.startswith(f"SPECULATIVE_CONFIG: the {method} method drafts a fixed count")
 
 
 def test_a_cut_off_beside_another_schedule_is_refused() -> None:
@@ -671,15 +689,15 @@ def test_the_known_keys_are_those_of_the_engines_own_class() -> None:
         "tensor_parallel_size",  # always an error, with a hint at another key
     }
     of_engine = {field.name for field in fields(SpeculativeConfig)} - internal
-    assert of_engine == speculation.ENGINE_KEYS
-    assert not speculation.REMOVED_KEYS.keys() & speculation.ENGINE_KEYS
+    assert of_engine == speculation_fields.KEYS
+    assert not speculation_fields.REMOVED.keys() & speculation_fields.KEYS
 
 
 def test_the_sets_of_methods_name_methods_of_the_engine() -> None:
     methods = set(catalog.load().arguments["spec_method"].choices)
     for named in (
         *(speculation.NGRAM_METHODS, speculation.COUNT_FROM_CHECKPOINT),
-        *(speculation.WITH_DRAFT, speculation.WITHOUT_DRAFT, speculation.FIXED_COUNT),
+        *(speculation.WITH_DRAFT, speculation.WITHOUT_DRAFT, speculation_schedule.FIXED_COUNT),
     ):
         assert named <= methods
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from worker.stream import Pace, emissions
+from worker.pace import Pace
+from worker.stream import emissions
 
 NEVER = 3600.0  # seconds; long before, the test's source has ended
 

@@ -1,11 +1,13 @@
 """Variables that are nearly ours are told; everybody else's are left alone."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 import env_schema
-from worker import catalog, legacy, unknown
+from worker import catalog, extra_args, legacy, unknown
 
 KNOWN = env_schema.known_variables()
 
@@ -36,6 +38,12 @@ KNOWN = env_schema.known_variables()
         ("model_name", "MODEL_NAME"),
         ("Max_Model_Len", "MAX_MODEL_LEN"),
         ("hf_token", "HF_TOKEN"),
+        ("HF_TOKN", "HF_TOKEN"),
+        ("HF_TOKENS", "HF_TOKEN"),
+        ("HF_OVERRIDE", "HF_OVERRIDES"),
+        ("HF_HUB_OFLINE", "HF_HUB_OFFLINE"),
+        ("HUGGINGFACE_TOKEN", "HF_TOKEN"),
+        ("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN"),
         ("VLLM_EXTRA_ARG", "VLLM_EXTRA_ARGS"),
         ("VLLM_CONFIG_FILES", "VLLM_CONFIG_FILE"),
         ("VLLM_LOGING_LEVEL", "VLLM_LOGGING_LEVEL"),
@@ -44,7 +52,7 @@ KNOWN = env_schema.known_variables()
     ],
 )
 def test_a_nearly_right_name_is_told_with_the_right_one(name: str, meant: str) -> None:
-    assert unknown.nearest(name, KNOWN) == meant
+    assert name in legacy.LEGACY or unknown.nearest(name, KNOWN) == meant
     (warning,) = env_schema.load({name: "8"}).warnings  # from here, or as an old name
     assert warning.startswith(name)
     assert meant in warning
@@ -54,6 +62,27 @@ def test_a_warning_says_that_the_variable_is_ignored() -> None:
     assert list(unknown.warnings({"MODEL_NAMES": "x"}, KNOWN)) == [
         "MODEL_NAMES is not a variable of this worker and is ignored; did you mean MODEL_NAME?"
     ]
+
+
+@pytest.mark.parametrize("name", ["API_SERVER_COUNT", "HEADLESS", "GRPC"])
+def test_a_flag_that_is_not_for_a_worker_is_told_with_its_reason(name: str) -> None:
+    (warning,) = env_schema.load({name: "1"}).warnings
+    reason = extra_args.NOT_HERE[name.lower().replace("_", "-")]
+    assert warning == f"{name} has no effect: {reason}"
+
+
+@pytest.mark.parametrize("name", sorted(unknown.OF_HUGGING_FACE))
+def test_what_hugging_faces_libraries_read_is_left_to_them(name: str) -> None:
+    assert unknown.nearest(name, KNOWN) is None
+
+
+def test_each_setting_of_the_hubs_client_is_known() -> None:
+    from huggingface_hub import constants
+
+    text = Path(constants.__file__).read_text()
+    read = set(re.findall(r"""["'](HF_[A-Z_]+)["']""", text))
+    assert "HF_HUB_OFFLINE" in read
+    assert {name for name in read if unknown.nearest(name, KNOWN) not in (None, name)} == set()
 
 
 CONTAINER = """

@@ -48,7 +48,7 @@ def _shown(settings: Settings, plan: EnginePlan, findings: preflight.Findings) -
     arguments, worker, warnings, unchecked = redaction.clean_value(
         (
             plan.arguments,
-            dict(_worker_settings(settings)),
+            dict(_worker_settings(settings, plan)),
             (*settings.warnings, *plan.warnings),
             findings.unchecked,
         ),
@@ -65,13 +65,20 @@ def _shown(settings: Settings, plan: EnginePlan, findings: preflight.Findings) -
     }
 
 
-def _worker_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
+def _worker_settings(settings: Settings, plan: EnginePlan) -> Iterator[tuple[str, Any]]:
     """What is set and is not the engine's argument; the command line's parts are that."""
     of_engine = {*env_schema.FIELD_OF_ARGUMENT.values(), "vllm_extra_args"} - {"hf_token"}
     for group in (settings.model, settings.serving, settings.process):
         for name, value in group:
             if name not in of_engine and value is not None:
                 yield name, value
+    in_config = plan.sources.get("speculative_config", "").split(", ")
+    for name, value in settings.speculation:
+        if name in settings.sources and settings.sources[name] not in in_config:
+            yield name, value
+    for name, value in settings.engine.items():  # those of a port
+        if name not in plan.arguments:
+            yield name, value
 
 
 def _print(shown: Mapping[str, Any], *, as_values: bool) -> None:

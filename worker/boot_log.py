@@ -30,7 +30,8 @@ _NOT_THE_CAUSE = ("Engine core initialization failed", "WorkerProc initializatio
 class BootLog:
     """Passes the output of this process and its children on, and remembers the first error."""
 
-    def __init__(self, *, forward: bool) -> None:
+    def __init__(self, *, forward: bool, secrets: Iterable[str] = ()) -> None:
+        self._secrets = [secret.encode() for secret in secrets]
         self._forward = forward
         self._saved: dict[int, int] = {}
         self._partial = b""
@@ -86,9 +87,15 @@ class BootLog:
                 hidden, mark, data = (hidden + data).partition(_END_OF_BOOT)
                 forward, hidden = bool(mark), hidden[-len(_END_OF_BOOT) :]
             if forward:
-                _pass_on(out, data)
+                _pass_on(out, self._without_secrets(data))
         os.close(reader)
         os.close(out)
+
+    def _without_secrets(self, data: bytes) -> bytes:
+        """The data without secret values; one that two reads cut in half is not found."""
+        for secret in self._secrets:
+            data = data.replace(secret, b"***")
+        return data
 
     def _search(self, data: bytes) -> None:
         *lines, rest = _END_OF_LINE.split(self._partial + data)

@@ -102,6 +102,9 @@ class Argument:
         """Whether the least legal value is one, so that a form's 0 means "not given"."""
         if self.kind == "human_integer_or_auto":
             return True
+        if self.kind == "choice":
+            numbers = [option for option in self.choices if isinstance(option, int)]
+            return bool(numbers) and min(numbers) >= 1
         if self.kind not in ("integer", "human_integer"):
             return False
         return (self.minimum or 0) >= 1 or (self.above is not None and self.above >= 0)
@@ -132,11 +135,17 @@ class Argument:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What the pinned engine takes: its arguments, and the variables that it reads itself."""
+    """What the pinned engine takes: its arguments, and the variables that it reads itself.
+
+    `registered` has the names that an argument's value is looked up among, `config_keys` the
+    keys of the arguments that become one of the engine's config classes.
+    """
 
     engine_version: str
     arguments: Mapping[str, Argument]
     engine_environment: frozenset[str]
+    registered: Mapping[str, tuple[str, ...]]
+    config_keys: Mapping[str, tuple[str, ...]]
 
 
 @cache
@@ -158,7 +167,13 @@ def load() -> Catalog:
         engine_version=raw["engine_version"],
         arguments=MappingProxyType(arguments),
         engine_environment=frozenset(raw["engine_environment"]),
+        registered=_tuples(raw["registered"]),
+        config_keys=_tuples(raw["config_keys"]),
     )
+
+
+def _tuples(lists: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[str, ...]]:
+    return MappingProxyType({name: tuple(items) for name, items in lists.items()})
 
 
 def _argument(entry: dict[str, object]) -> Argument:

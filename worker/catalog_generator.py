@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -59,8 +59,36 @@ def generate() -> str:
         "engine_version": import_module("vllm.version").__version__.partition("+")[0],
         "arguments": arguments,
         "engine_environment": sorted(envs.environment_variables),
+        "registered": {name: sorted(names) for name, names in _registered()},
+        "config_keys": {name: sorted(keys) for name, keys in _config_keys(parser._actions)},
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _registered() -> Iterator[tuple[str, Iterable[str]]]:
+    """The names that the engine looks an argument's value up among, after its import."""
+    from vllm.model_executor import model_loader
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.transformers_utils.chat_templates.registry import CHAT_TEMPLATES_DIR
+
+    yield "quantization", QUANTIZATION_METHODS
+    yield "load_format", model_loader._LOAD_FORMAT_TO_MODEL_LOADER
+    yield "tool_call_parser", ToolParserManager.list_registered()
+    yield "reasoning_parser", ReasoningParserManager.list_registered()
+    yield "chat_template", [file.name for file in CHAT_TEMPLATES_DIR.glob("*.jinja")]
+
+
+def _config_keys(actions: Iterable[argparse.Action]) -> Iterator[tuple[str, Iterable[str]]]:
+    """The keys of each argument that the parser makes one of the engine's config classes of."""
+    for action in actions:
+        kind = _unwrapped(action.type)
+        if getattr(kind, "__name__", "") == "parse_dataclass":
+            (config,) = kind.__defaults__
+            if getattr(config, "__pydantic_config__", {}).get("extra") != "forbid":
+                continue
+            yield action.dest, [field.name for field in dataclasses.fields(config) if field.init]
 
 
 def generate_in_child() -> str:

@@ -8,6 +8,9 @@ it would end, so that a difference can be refused instead of met at run time.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from worker import redaction
+from worker.errors import Problem
+
 # The engine keeps these as they are given; every other method it decides again.
 KEPT_BY_ENGINE = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 # What the engine looks for in a draft's name, in its order.
@@ -64,6 +67,33 @@ def engines_choice(name: str, config: Mapping[str, Any], method: str | None) -> 
     if of_itself in ("medusa", "mlp_speculator", "mtp", "dspark"):
         return of_itself
     return "medusa" if method == "medusa" else (method or "draft_model")
+
+
+def choose(name: str, config: Mapping[str, Any], asked: str | None) -> tuple[str, Problem | None]:
+    """The method for a draft: the one asked for, else its config's; and what is against it."""
+    own = of_config(config)
+    method = asked or own
+    shown = redaction.shown("SPECULATIVE_MODEL", name)
+    if own not in ("draft_model", method):
+        why = f"its config.json says that it is for the {own} method, and {method} is asked for"
+        return method, Problem("SPECULATIVE_MODEL", shown, why, f"Set SPECULATIVE_METHOD={own}")
+    ends = engines_choice(name, config, method)
+    if ends != method:
+        said = "SPECULATIVE_METHOD asks for" if asked else "its config.json says"
+        why = f"the engine takes it for {ends} because of its name, and {said} {method}"
+        fix = (
+            f"Set SPECULATIVE_METHOD={ends} if it is one, or serve it from a folder of another name"
+        )
+        return method, Problem("SPECULATIVE_MODEL", shown, why, fix)
+    return method, None
+
+
+def tokens_of(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a head's `config.json` says it predicts, or None."""
+    for key in ("n_predict", "num_nextn_predict_layers", "num_lookahead_tokens"):
+        if isinstance(config.get(key), int) and config[key] > 0:
+            return int(config[key])
+    return None
 
 
 def _architectures(config: Mapping[str, Any]) -> Sequence[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.boot_log import BootLog
 from worker.engine_args import EnginePlan
+from worker.engine_errors import one_sentence
 from worker.errors import EngineBootError, EngineGone
 from worker.overlap import once_forked
 
@@ -42,27 +43,36 @@ class Engine:
 
     @classmethod
     def boot(
-        cls, plan: EnginePlan, model: str, log: BootLog, meanwhile: Callable[[], None]
+        cls,
+        plan: EnginePlan,
+        model: str,
+        log: BootLog,
+        meanwhile: Callable[[], None],
+        say: Callable[[str], None],
     ) -> "Engine":
         """Start the engine of a plan with the model at `model`. Blocks until it is ready.
 
-        `meanwhile` is run in a thread while the engine's core loads. Raises
+        `meanwhile` is run in a thread while the engine's core loads; `say` gets a line for
+        each stage. Raises
         `EngineBootError` with the root cause in one sentence. Call it from the main
         thread, before any event loop and before anything that starts threads.
         """
         with log.listening():
             try:
+                say("importing vLLM")
                 from worker import launch
 
                 spoken = launch.namespace({**plan.arguments, "model": model})
                 config = launch.engine_config(spoken)
+                say("loading the model")
                 # with several cores there are several forks, and a thread may not run yet
                 alone = config.parallel_config.data_parallel_size == 1
                 with once_forked(meanwhile) if alone else nullcontext():
                     client = launch.start(spoken, config)
             except Exception as error:  # whatever it is, the user gets its cause
-                cause = log.cause() if _is_of_a_child(error) else None
-                raise EngineBootError(cause or one_sentence(error)) from error
+                of_child = _is_of_a_child(error)
+                cause = log.cause() if of_child else None
+                raise EngineBootError(cause or one_sentence(error), of_child=of_child) from error
         return cls(client, spoken, str(plan.arguments["model"]), log)
 
     @property
@@ -149,15 +159,3 @@ class Engine:
 
 def _is_of_a_child(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "Engine core initialization failed" in str(error)
-
-
-def one_sentence(error: BaseException) -> str:
-    """What a foreign exception says, without its dump of arguments."""
-    details: Callable[[], list[Any]] | None = getattr(error, "errors", None)
-    if callable(details):
-        try:
-            return "; ".join(str(part["msg"]).removeprefix("Value error, ") for part in details())
-        except (TypeError, KeyError):
-            pass
-    text = " ".join(str(error).split())
-    return text or type(error).__name__

@@ -10,11 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from env_schema import FIELD_OF_ARGUMENT, Settings, SpeculationSettings
-from worker import catalog, extra_args, redaction, speculation
+from worker import (
+    argument_rules,
+    catalog,
+    extra_args,
+    redaction,
+    speculation,
+    speculation_fields,
+    speculation_rules,
+)
 from worker.errors import ConfigurationError, Problem
 from worker.grammar import Value
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT = "default: "  # begins the source of a value that nobody set
 EMBEDDED_SOURCE = "embedded model (MODEL_NAME is not set)"
 
 # Arguments of a listening port or of callers' keys, which a queue endpoint does not have.
@@ -27,6 +36,10 @@ NOT_ON_A_QUEUE: Mapping[str, str] = {
     **dict.fromkeys(("disable_access_log_for_endpoints", "data_parallel_supervisor_port"), NO_PORT),
     "api_key": "the platform authenticates callers before a job reaches the worker",
 }
+
+
+METRICS = "per_request_spec_decode_metrics"
+REPORT = "speculative_report"  # of what the worker shows; not in the engine's config
 
 
 @dataclass(frozen=True)
@@ -53,21 +66,28 @@ DEFAULTS = (
         "the engine's own choice takes nine tenths of a machine's memory",
     ),
     Default(
-        "per_request_spec_decode_metrics",
+        METRICS,
         "summary",
         lambda arguments: bool(arguments.get("speculative_config")),
-        "acceptance is reported with each job",
+        "a job may ask for its acceptance figures",
     ),
 )
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The engine's arguments, by name; where each came from; what to tell the user."""
+    """The engine's arguments, by name; where each came from; what to tell the user.
+
+    `typical_acceptance` holds the threshold and the alpha of the worker's own acceptance
+    rule, None for the engine's. `count_is_default` says that nobody set the number of
+    tokens to draft, so that a draft's own may take its place.
+    """
 
     arguments: Mapping[str, Value] = field(repr=False)  # may hold keys
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    typical_acceptance: Mapping[str, float] | None = None
+    count_is_default: bool = False
 
     @property
     def is_embedded(self) -> bool:
@@ -112,10 +132,21 @@ def attempt(settings: Settings) -> tuple[EnginePlan, list[Problem]]:
     _put_speculation(spoken, settings, extra, arguments, sources)
     problems += spoken.problems
     _settle_model(settings, arguments, sources, problems)
+    warnings += argument_rules.settle(arguments, sources)
     problems += _across(arguments)
     _add_defaults(arguments, sources)
     notes = (*warnings, *spoken.warnings, *_advice(settings, arguments))
-    return EnginePlan(arguments, sources, notes), problems
+    made = EnginePlan(arguments, sources, notes, spoken.typical, spoken.count_is_default)
+    return made, problems
+
+
+def reports_acceptance(settings: Settings, plan: EnginePlan) -> bool:
+    """Whether answers carry acceptance figures where a job does not say.
+
+    SPECULATIVE_REPORT says so; the engine's own argument, where somebody set it, wins.
+    """
+    by_default = plan.sources.get(METRICS, "").startswith(DEFAULT)
+    return settings.speculation.speculative_report is not False or not by_default
 
 
 def command_line(arguments: Mapping[str, Value]) -> list[str]:
@@ -192,7 +223,6 @@ def _drop_portless(arguments: dict[str, Value], sources: dict[str, str]) -> list
     return warnings
 
 
-DRAFT_GPUS = "draft_tensor_parallel_size"
 SPECULATIVE_ARGUMENTS = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 # Keys of the engine's speculative config that have a flag of their own.
 KEY_OF_FLAG: Mapping[str, str] = {
@@ -202,6 +232,13 @@ KEY_OF_FLAG: Mapping[str, str] = {
 }
 
 
+ACCEPTANCE = (
+    "spec_decoding_acceptance_method",
+    "typical_acceptance_sampler_posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha",
+)
+
+
 def _speculation(
     settings: Settings,
     file: Mapping[str, Value],
@@ -209,10 +246,12 @@ def _speculation(
     max_num_seqs: Value,
 ) -> speculation.Speculation:
     """The speculative config of all layers: the command line's replaces, the file's yields."""
-    fields: dict[str, Any] = dict(settings.speculation)
+    fields: dict[str, Any] = {k: value for k, value in settings.speculation if k != REPORT}
     sources = dict(settings.sources)
     if any(name in extra for name in SPECULATIVE_ARGUMENTS):
-        fields, sources = {}, {}
+        # the engine's command line has no word for the worker's own rule
+        fields = {name: value for name, value in fields.items() if name in ACCEPTANCE}
+        sources = {}
         layer, source = extra, extra_args.EXTRA
     else:
         layer, source = _yielding(file, settings.speculation), extra_args.FILE
@@ -230,7 +269,7 @@ def _yielding(file: Mapping[str, Value], variables: SpeculationSettings) -> Mapp
     if variables.speculative_config is not None:
         return {}
     said = {name for name, value in variables if value is not None}
-    taken = {key for name, key in speculation.ENGINE_FIELDS.items() if name in said}
+    taken = {key for name, key in speculation_fields.KEY_OF_FIELD.items() if name in said}
     if variables.speculative_method or variables.speculative_model:
         taken |= {"method", "model"}
     kept = {name: value for name, value in file.items() if KEY_OF_FLAG.get(name) not in taken}
@@ -252,8 +291,11 @@ def _put_speculation(
         arguments.pop(name, None)
         sources.pop(name, None)
     given = settings.sources
-    by_variables = ", ".join(given[name] for name, _ in settings.speculation if name in given)
+    set_here = [name for name, _ in settings.speculation if name in given and name != REPORT]
     replaced = any(name in extra for name in SPECULATIVE_ARGUMENTS)
+    if not replaced:
+        set_here = [name for name in set_here if name not in {*ACCEPTANCE, *spoken.idle}]
+    by_variables = ", ".join(given[name] for name in set_here)
     if replaced and by_variables:
         note = f"{by_variables}: no effect, since {extra_args.EXTRA} sets speculation"
         spoken.warnings.append(note)
@@ -284,36 +326,17 @@ def _settle_model(
 
 def _across(arguments: Mapping[str, Value]) -> Iterator[Problem]:
     """Rules over several arguments that strings alone can tell."""
-    if arguments.get("enable_auto_tool_choice") and not arguments.get("tool_call_parser"):
-        yield Problem(
-            "ENABLE_AUTO_TOOL_CHOICE",
-            "true",
-            "needs a parser for the model's tool calls",
-            "Set TOOL_CALL_PARSER, for instance TOOL_CALL_PARSER=hermes",
-        )
+    yield from argument_rules.problems(arguments)
     config = arguments.get("speculative_config")
-    if isinstance(config, dict) and "model" in config:
-        yield from _target_against_draft(arguments, config)
-
-
-def _target_against_draft(
-    arguments: Mapping[str, Value], config: Mapping[str, Value]
-) -> Iterator[Problem]:
-    gpus, draft_gpus = arguments.get("tensor_parallel_size", 1), config.get(DRAFT_GPUS)
-    if draft_gpus not in (None, 1, gpus):
-        why = f"is neither 1 nor the target's own TENSOR_PARALLEL_SIZE={gpus}"
-        yield Problem("SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE", str(draft_gpus), why)
-    longest, drafted = arguments.get("max_model_len"), config.get("max_model_len")
-    if isinstance(longest, int) and isinstance(drafted, int) and 0 < longest < drafted:
-        why = f"is above the target's own MAX_MODEL_LEN={longest}"
-        yield Problem("SPECULATIVE_MAX_MODEL_LEN", str(drafted), why)
+    if isinstance(config, dict):
+        yield from speculation_rules.problems(arguments, config)
 
 
 def _add_defaults(arguments: dict[str, Value], sources: dict[str, str]) -> None:
     for default in DEFAULTS:
         if default.argument not in arguments and default.applies(arguments):
             arguments[default.argument] = default.value
-            sources[default.argument] = f"default: {default.reason}"
+            sources[default.argument] = f"{DEFAULT}{default.reason}"
 
 
 def _advice(settings: Settings, arguments: Mapping[str, Value]) -> Iterator[str]:
@@ -323,3 +346,10 @@ def _advice(settings: Settings, arguments: Mapping[str, Value]) -> Iterator[str]
             f"MAX_CONCURRENCY={at_once} is above MAX_NUM_SEQS={most}: jobs wait inside this "
             "worker instead of reaching another one"
         )
+    if settings.speculation.speculative_report and arguments.get(METRICS) in (None, "none"):
+        why = f"{METRICS.upper()} is none" if METRICS in arguments else "speculation is off"
+        yield f"SPECULATIVE_REPORT has no effect: {why}"
+    yield from argument_rules.advice(arguments)
+    config = arguments.get("speculative_config")
+    if isinstance(config, dict):
+        yield from speculation_rules.advice(arguments, config)

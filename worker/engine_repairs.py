@@ -12,6 +12,7 @@ def apply() -> None:
     """Mend what the platform in force needs; calling it again changes nothing."""
     from vllm.platforms import current_platform
 
+    _register_mlp_speculator()
     if current_platform.is_cpu():
         _take_empty_batches_in_top_k()
         _expand_sampling_values()
@@ -66,6 +67,17 @@ def _compile(proposer: Any, propose: Any) -> None:
 
     tokens = np.zeros((1, proposer.max_model_len), dtype=np.int32)
     propose(proposer, 1, [0], np.full(1, 2, dtype=np.int32), tokens, proposer.k)
+
+
+def _register_mlp_speculator() -> None:
+    """The engine refuses MLP-speculator heads: their row in its registry is commented out.
+
+    Upstream: `_SPECULATIVE_DECODING_MODELS` in `vllm/model_executor/models/registry.py`.
+    """
+    from vllm import ModelRegistry
+
+    heads = "worker.mlp_speculator:DraftingHeads"
+    ModelRegistry.register_model("MLPSpeculatorPreTrainedModel", heads)
 
 
 def _is_ours(function: Any) -> bool:

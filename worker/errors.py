@@ -81,7 +81,15 @@ class EngineError(WorkerError):
 
 
 class EngineBootError(EngineError):
-    """The engine did not start; the message is the root cause in one sentence."""
+    """The engine did not start; the message is the root cause in one sentence.
+
+    `of_child` says that a child failed, with weights, memory or device: such a failure may
+    not come again, whereas what this process refuses will.
+    """
+
+    def __init__(self, message: str, *, of_child: bool = False) -> None:
+        super().__init__(message)
+        self.of_child = of_child
 
 
 class EngineGone(EngineError):

@@ -131,7 +131,8 @@ def choice(choices: Iterable[str | int]) -> Callable[[str], str | int]:
 
 
 def _not_among(word: str, options: Sequence[str]) -> str:
-    near = get_close_matches(word, [option.casefold() for option in options], n=1, cutoff=0.6)
+    words = [option.casefold() for option in options if not option.isdecimal()]
+    near = get_close_matches(word, words, n=1, cutoff=0.6)  # digits alike are not numbers alike
     hint = f"did you mean {near[0]}? " if near else ""
     shown = ", ".join(options[:12]) + (", …" if len(options) > 12 else "")
     return f"is not one of the accepted values; {hint}accepted: {shown}"

@@ -1,22 +1,24 @@
 """The accepted job shapes -> one request, or a client error that names the field.
 
-{"prompt" | "messages", "sampling_params", "stream", …}
+{"prompt" | "messages", "sampling_params", "stream", "speculative", …}
 {"openai_route", "openai_input"}
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from worker import sampling
 from worker.errors import RequestError
-from worker.stream import Pace
+from worker.pace import Pace
 
 # What may be called, and how. Everything else never leaves the process.
 ROUTES: Mapping[str, str] = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
     "/v1/models": "GET",
+    "/metrics": "GET",
 }
 
 NATIVE_FIELDS = frozenset(
@@ -25,6 +27,7 @@ NATIVE_FIELDS = frozenset(
         "messages",
         "sampling_params",
         "stream",
+        "speculative",
         "apply_chat_template",
         "chat_template_kwargs",
         "max_batch_size",
@@ -37,7 +40,11 @@ OPENAI_FIELDS = frozenset({"openai_route", "openai_input"})
 
 @dataclass(frozen=True)
 class NativeRequest:
-    """A job in the worker's own shape; exactly one of `prompt` and `messages` is set."""
+    """A job in the worker's own shape; exactly one of `prompt` and `messages` is set.
+
+    `speculative` says whether the answer carries acceptance figures, None what the
+    endpoint does.
+    """
 
     pace: Pace
     prompt: str | None = None
@@ -45,6 +52,7 @@ class NativeRequest:
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
+    speculative: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,13 @@ def parse(job: Mapping[str, Any], pace: Pace) -> Request:
             hint='send {"input": {"prompt": "…"}} or {"input": {"messages": […]}}',
         )
     values = {str(name): value for name, value in given.items() if value is not None}
+    for name, value in {**_fields_of(values.get("openai_input")), **values}.items():
+        if _is_half_a_character(value):
+            raise RequestError(
+                f"{sampling.shown(ascii(name))} holds half of a character (a lone surrogate)",
+                param=ascii(name).strip("'"),
+                hint="send well-formed Unicode",
+            )
     return _openai(values, pace) if OPENAI_FIELDS & values.keys() else _native(values, pace)
 
 
@@ -106,7 +121,9 @@ def _openai(values: Mapping[str, Any], pace: Pace) -> OpenAIRequest:
         return OpenAIRequest(pace, method, path)
     body = dict(body or {})
     sampling.refuse_what_breaks_the_engine(body)
-    return OpenAIRequest(pace, method, path, body, stream=_flag(body, "stream"))
+    if "stream" in body:
+        body["stream"] = _flag(body, "stream")
+    return OpenAIRequest(pace, method, path, body, stream=bool(body.get("stream")))
 
 
 def _native(values: Mapping[str, Any], pace: Pace) -> NativeRequest:
@@ -126,9 +143,25 @@ def _native(values: Mapping[str, Any], pace: Pace) -> NativeRequest:
         prompt=prompt,
         messages=messages,
         sampling_params=_sampling(values),
-        template_arguments=_object(values, "chat_template_kwargs"),
+        template_arguments=_template_arguments(values),
         stream=_flag(values, "stream"),
+        speculative=_boolean(values, "speculative"),
     )
+
+
+# A template of the client's own could run for ever, and the rest are the call's own names.
+NOT_FOR_TEMPLATES = frozenset({"chat_template", "messages", "conversation", "tokenize", "tools"})
+
+
+def _template_arguments(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = _object(values, "chat_template_kwargs")
+    for name in sorted(NOT_FOR_TEMPLATES & given.keys()):
+        raise RequestError(
+            f"chat_template_kwargs may not hold {name}",
+            param="chat_template_kwargs",
+            hint="leave it out; the endpoint's template is set by CUSTOM_CHAT_TEMPLATE",
+        )
+    return given
 
 
 def _prompt(values: Mapping[str, Any]) -> str | None:
@@ -218,6 +251,29 @@ def _flag(values: Mapping[str, Any], name: str) -> bool:
     if word is False or word == "false":
         return False
     raise RequestError(f"{name} must be true or false ({sampling.shown(given)})", param=name)
+
+
+def _boolean(values: Mapping[str, Any], name: str) -> bool | None:
+    """A boolean of JSON, or None where there is none."""
+    given = values.get(name)
+    if given is not None and not isinstance(given, bool):
+        raise RequestError(f"{name} must be true or false, not {_kind(given)}", param=name)
+    return given
+
+
+def _fields_of(body: object) -> Mapping[str, Any]:
+    return {str(name): value for name, value in body.items()} if isinstance(body, Mapping) else {}
+
+
+def _is_half_a_character(value: object) -> bool:
+    """Whether a text anywhere in the value cannot be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (TypeError, ValueError, RecursionError):
+        return False  # others say what is wrong with it
+    return False
 
 
 def _kind(value: object) -> str:

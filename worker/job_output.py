@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from worker.acceptance import Acceptance
 from worker.errors import RequestError
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ def error_payload(error: RequestError) -> dict[str, Any]:
 class NativeAnswer:
     """Puts native output together: `choices[].tokens` and `usage.input/output`.
 
-    `usage.output` counts token ids: a speculative step brings several at once.
+    `usage.output` counts token ids: a speculative step brings several at once. With
+    `report` the last chunk carries the acceptance figures; with None, where there are any.
     """
 
     choices: int
+    report: bool | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
     finish_reasons: dict[int, str] = field(default_factory=dict)
@@ -74,10 +77,17 @@ class NativeAnswer:
             ],
             "usage": {"input": self.prompt_tokens, "output": self.output_tokens},
         }
-        if self.metrics and len(self.finish_reasons) == self.choices:
-            result["speculative"] = acceptance(_together(self.metrics).to_dict())
+        if len(self.finish_reasons) == self.choices:
+            result |= self._report()
         cleaned: dict[str, Any] = plain(result)
         return cleaned
+
+    def _report(self) -> dict[str, Any]:
+        """The figures; null where a job asks for them and none were measured."""
+        if self.report is False or not (self.metrics or self.report):
+            return {}
+        figures = Acceptance.of_request(self.metrics).shown() if self.metrics else None
+        return {"speculative": figures}
 
     def _take(self, choice: Any, texts: list[str], logprobs: list[Any]) -> None:
         self.output_tokens += len(choice.token_ids)
@@ -97,30 +107,6 @@ class NativeAnswer:
         if index in self.finish_reasons:
             choice["finish_reason"] = self.finish_reasons[index]
         return choice
-
-
-def _together(choices: Sequence["RequestSpecDecodeMetrics"]) -> "RequestSpecDecodeMetrics":
-    """The figures of a job's choices as those of one."""
-    total = choices[0].new(choices[0].num_spec_tokens)
-    total.histogram = [sum(c) for c in zip(*(c.histogram for c in choices), strict=True)]
-    total.num_draft_tokens = sum(choice.num_draft_tokens for choice in choices)
-    return total
-
-
-def acceptance(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's acceptance figures, from the engine's `RequestSpecDecodeMetrics.to_dict`.
-
-    `accepted_per_position[i]` counts the steps that accepted more than `i` drafted tokens.
-    """
-    histogram = metrics["acceptance_histogram"]
-    return {
-        "steps": metrics["num_spec_steps"],
-        "drafted": metrics["num_draft_tokens"],
-        "accepted": metrics["num_accepted_draft_tokens"],
-        "acceptance_rate": metrics["draft_acceptance_rate"],
-        "mean_acceptance_length": metrics["mean_acceptance_length"],
-        "accepted_per_position": [sum(histogram[i:]) for i in range(1, len(histogram))],
-    }
 
 
 def _token_logprobs(position: Mapping[int, Any]) -> dict[str, Any]:

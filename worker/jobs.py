@@ -9,23 +9,27 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from env_schema import ServingSettings
-from worker import job_input, job_output, sampling
+from worker import acceptance, job_input, job_output, sampling
 from worker.engine import Engine
 from worker.errors import EngineError, RequestError
 from worker.job_input import NativeRequest, OpenAIRequest, Request
 from worker.job_output import Emission
 from worker.openai_app import OpenAIApp, Response
+from worker.pace import Pace
 from worker.sse import Event, event_of, events
-from worker.stream import Pace, emissions
+from worker.stream import emissions
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 log = logging.getLogger("worker.jobs")
+
+# As a key: inside of a text its first quotation mark would have a backslash before it.
+_FIGURES = f'"{acceptance.OPENAI_KEY}":'
 
 # Python reports a cancellation that nobody asked for in the same way as one that was.
 _NOT_ASKED_FOR = "the engine gave the request up"
@@ -44,10 +48,14 @@ class Delta:
 
 
 class Jobs:
-    """Serves jobs with one engine."""
+    """Serves jobs with one engine.
 
-    def __init__(self, engine: Engine, serving: ServingSettings) -> None:
+    `report` says whether answers carry acceptance figures where a job does not say.
+    """
+
+    def __init__(self, engine: Engine, serving: ServingSettings, *, report: bool = True) -> None:
         self._engine = engine
+        self._report = report
         self._raw_openai_output = serving.raw_openai_output
         self._pace = pace_of(serving)
         self.app = OpenAIApp(engine)
@@ -88,7 +96,9 @@ class Jobs:
         rendered = await self._rendered(request)
         request_id = f"job-{uuid.uuid4().hex}"
         _when_done(lambda: engine.abort_soon(request_id))
-        answer = job_output.NativeAnswer(parameters.n)
+        asked = request.speculative
+        report = False if asked is None and not self._report else asked
+        answer = job_output.NativeAnswer(parameters.n, report)
 
         async def deltas() -> AsyncGenerator[Delta, None]:
             async with aclosing(engine.generate(rendered, parameters, request_id)) as outputs:
@@ -99,6 +109,8 @@ class Jobs:
             async for pieces in gathered:
                 yield answer.chunk([piece.output for piece in pieces])
         if "error" in answer.finish_reasons.values():
+            if request.sampling_params.get("structured_outputs") is not None:
+                raise _refused_constraint()
             raise RequestError(
                 "the engine failed on this request",
                 code=500,
@@ -115,6 +127,13 @@ class Jobs:
             if messages is None:
                 return await engine.render_text(request.prompt or "")
             return await engine.render_chat(messages, request.template_arguments)
+        except TimeoutError:
+            raise RequestError(
+                "the prompt could not be put together in time",
+                code=503,
+                kind="ServerError",
+                hint=_AGAIN,
+            ) from None
         except (ValueError, TypeError) as error:
             no_template = isinstance(error, ChatTemplateResolutionError)
             raise RequestError(
@@ -131,9 +150,13 @@ class Jobs:
                 async for emission in self._openai_stream(response, request.pace):
                     yield emission
                 return
-            body = await response.json()
+            body = await (response.text() if response.is_text else response.json())
         if response.status >= 400:
+            if response.status == 500 and CONSTRAINTS & (request.body or {}).keys():
+                raise _refused_constraint()
             raise openai_error(body, response.status)
+        if isinstance(body, dict) and not self._report:
+            acceptance.hide(body)
         yield job_output.plain(body)
 
     async def _openai_stream(
@@ -142,6 +165,8 @@ class Jobs:
         failed: RequestError | None = None
         async with aclosing(emissions(events(response.body), pace)) as gathered:
             async for pieces in gathered:
+                if not self._report:
+                    pieces = [_without_figures(piece) for piece in pieces]
                 if chunk := self._openai_chunk(pieces):
                     yield chunk
                 for piece in pieces:
@@ -153,6 +178,18 @@ class Jobs:
         if self._raw_openai_output:
             return "".join(piece.text for piece in pieces)
         return [job_output.plain(data) for piece in pieces if (data := piece.data()) is not None]
+
+
+CONSTRAINTS = frozenset({"response_format", "structured_outputs"})
+
+
+def _refused_constraint() -> RequestError:
+    """The engine compiles a grammar late, and reports one it cannot use as its own failure."""
+    return RequestError(
+        "the engine cannot generate under this constraint",
+        param="structured_outputs",
+        hint="a schema or grammar must be finite: one that only refers to itself has no text",
+    )
 
 
 def pace_of(serving: ServingSettings) -> Pace:
@@ -220,11 +257,18 @@ def openai_error(body: Any, status: int) -> RequestError:
     message = str(found.get("message") or found.get("detail") or f"HTTP status {status}")
     code = found.get("code")
     return RequestError(
-        message,
+        message.partition(" (parameter=")[0],
         code=code if isinstance(code, int) else status,
         kind=str(found.get("type") or "ServerError"),
         param=found.get("param"),
     )
+
+
+def _without_figures(event: Event) -> Event:
+    if _FIGURES not in event.text or not isinstance(data := event.data(), dict):
+        return event
+    acceptance.hide(data)
+    return replace(event, text=event_of(data).text)
 
 
 def _error_in(event: Event) -> RequestError | None:

@@ -71,6 +71,7 @@ EARLY = "early releases of the worker called it so"
 UNDOCUMENTED = "the worker's code and its documentation called it differently"
 PREFIXED = "the documentation named this prefix for a short time"
 BAKING = "early images were built with it"
+OF_OTHERS = "other programs call it so, and Hugging Face's libraries do not read it"
 NEVER = "the worker never had the feature"
 NO_LOG = "requests are logged only where that is asked for"
 OVERRIDDEN = "it overrides the model's config, whose own values stay where null stands"
@@ -93,6 +94,8 @@ _ROWS: tuple[Legacy, ...] = (
     _renamed("MODEL_NAME_OVERRIDE", "MODEL_NAME", "MODEL_NAME takes a folder too"),
     _renamed("NUM_GPU_SHARD", "TENSOR_PARALLEL_SIZE", EARLY),
     _renamed("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "Hugging Face's libraries renamed it"),
+    _renamed("HUGGINGFACE_TOKEN", "HF_TOKEN", OF_OTHERS),
+    _renamed("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN", OF_OTHERS),
     _renamed("VLLM_MAX_MODEL_LEN", "MAX_MODEL_LEN", PREFIXED),
     _renamed("VLLM_RUNPOD_MAX_MODEL_LEN", "MAX_MODEL_LEN", PREFIXED),
     _renamed("VLLM_RUNPOD_ENFORCE_EAGER", "ENFORCE_EAGER", PREFIXED),

@@ -5,16 +5,18 @@ The SDK's own flag does not iterate a generator handler, and exits 0 having run 
 
 import asyncio
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from env_schema import Settings
-from worker import start
+from worker import engine_args, start
+from worker.acceptance import OPENAI_KEY, Acceptance
 from worker.engine_args import EnginePlan
 from worker.errors import ConfigurationError, Problem
 from worker.job_output import Emission
@@ -86,15 +88,27 @@ def _wrong(given: str, why: str) -> ConfigurationError:
 def run(settings: Settings, plan: EnginePlan, job: dict[str, Any]) -> int:
     """Run one job and print it. Returns 0, or 1 where the job failed."""
     began = time.monotonic()
-    engine = start.boot(settings, plan, _progress)
+    engine = start.boot(settings, plan, _to_terminal())
+    jobs = Jobs(engine, settings.serving, report=engine_args.reports_acceptance(settings, plan))
     try:
-        return asyncio.run(_print_job(Jobs(engine, settings.serving), job, began))
+        return asyncio.run(_print_job(jobs, job, began))
     finally:
         engine.shutdown()
 
 
 def _progress(line: str) -> None:
     print(f"· {line}", file=sys.stderr, flush=True)
+
+
+def _to_terminal() -> Callable[[str], None]:
+    """As `_progress`, also while the engine's own output is held back."""
+    terminal = os.dup(2)
+    return lambda line: _write(terminal, f"· {line}\n")
+
+
+def _write(descriptor: int, text: str) -> None:
+    with suppress(OSError):  # nobody may be there to read
+        os.write(descriptor, text.encode(errors="replace"))
 
 
 @dataclass
@@ -107,7 +121,7 @@ class _Report:
     emissions: int = 0
     ended: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
-    speculative: dict[str, Any] | None = None
+    speculative: Acceptance | None = None
     error: str | None = None
 
     def arrived(self) -> None:
@@ -123,8 +137,10 @@ class _Report:
                 "input": usage.get("input", usage.get("prompt_tokens")),
                 "output": usage.get("output", usage.get("completion_tokens")),
             }
-        metrics = (data.get("metrics") or {}).get("speculative_decoding")
-        self.speculative = data.get("speculative") or _from_openai(metrics) or self.speculative
+        if native := data.get("speculative"):
+            self.speculative = _from_native(native)
+        if metrics := (data.get("metrics") or {}).get(OPENAI_KEY):
+            self.speculative = Acceptance.of_openai(metrics)
 
     def lines(self) -> list[str]:
         if self.first_at is None:
@@ -142,21 +158,11 @@ class _Report:
             lines.append(
                 f"{output} tokens for {self.usage.get('input')} of prompt, {rate:.1f} tokens/s"
             )
-        return lines + (_acceptance_lines(self.speculative) if self.speculative else [])
+        return lines + ([f"speculation: {self.speculative}"] if self.speculative else [])
 
 
-def _from_openai(metrics: dict[str, Any] | None) -> dict[str, Any] | None:
-    from worker.job_output import acceptance
-
-    return acceptance(metrics) if metrics else None
-
-
-def _acceptance_lines(figures: dict[str, Any]) -> list[str]:
-    rate, length = figures["acceptance_rate"] or 0, figures["mean_acceptance_length"] or 0
-    return [
-        f"speculation: {figures['accepted']} of {figures['drafted']} drafted tokens accepted "
-        f"({rate:.0%}), {length:.2f} tokens per step over {figures['steps']} steps with a draft"
-    ]
+def _from_native(figures: dict[str, Any]) -> Acceptance:
+    return Acceptance(figures["steps"], figures["drafted"], figures["accepted"])
 
 
 async def _print_job(jobs: Jobs, job: dict[str, Any], began: float) -> int:
@@ -181,7 +187,9 @@ async def _print_job(jobs: Jobs, job: dict[str, Any], began: float) -> int:
 
 
 def _parts(emission: Emission) -> list[Any]:
-    """The objects in an emission."""
+    """The objects in an emission; text that is no stream of events is one."""
+    if isinstance(emission, str) and not emission.startswith(("data:", ":")):
+        return [emission]
     if isinstance(emission, str):
         data = [Event(event).data() for event in emission.split("\n\n")]
         return [part for part in data if part is not None]
@@ -190,6 +198,8 @@ def _parts(emission: Emission) -> list[Any]:
 
 def _text(data: Any) -> str:
     """What a person reads of an object: its text, or the whole where it carries none."""
+    if isinstance(data, str):
+        return data
     choices = data.get("choices") if isinstance(data, dict) else None
     if choices is None:
         return json.dumps(data, indent=2, ensure_ascii=False)

@@ -33,7 +33,15 @@ def with_absolute_paths(plan: EnginePlan) -> EnginePlan:
     if isinstance(speculative, dict) and "model" in speculative:
         speculative = {**speculative, "model": _absolute(speculative["model"])}
         arguments["speculative_config"] = speculative
+    if isinstance(adapters := arguments.get("lora_modules"), list):
+        arguments["lora_modules"] = [_with_absolute_path(adapter) for adapter in adapters]
     return replace(plan, arguments=arguments)
+
+
+def _with_absolute_path(adapter: Value) -> Value:
+    if isinstance(adapter, dict) and "path" in adapter:
+        return {**adapter, "path": _absolute(adapter["path"])}
+    return adapter
 
 
 def _absolute(value: Value) -> Value:

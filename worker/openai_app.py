@@ -52,13 +52,22 @@ class Response:
         """Whether the body is a stream of server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the body is plain text."""
+        return self.content_type.startswith("text/plain")
+
+    async def text(self) -> str:
+        """The whole body as text."""
+        return b"".join([part async for part in self.body]).decode("utf-8", "replace")
+
     async def json(self) -> Any:
         """The whole body, decoded; its text where it is not JSON, None where it is empty."""
-        raw = b"".join([part async for part in self.body])
+        text = await self.text()
         try:
-            return json.loads(raw) if raw.strip() else None
+            return json.loads(text) if text.strip() else None
         except ValueError:
-            return raw.decode("utf-8", "replace")
+            return text
 
 
 class OpenAIApp:

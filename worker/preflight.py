@@ -11,7 +11,15 @@ from typing import Any
 
 import env_schema
 from env_schema import Settings
-from worker import engine_args, grammar, process_setup, redaction
+from worker import (
+    draft_method,
+    embedded_model,
+    engine_args,
+    grammar,
+    model_names,
+    process_setup,
+    redaction,
+)
 from worker.engine_args import EnginePlan
 from worker.errors import ConfigurationError, Problem
 
@@ -32,23 +40,70 @@ class Findings:
 
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    draft_method: str | None = None
+    draft_tokens: int | None = None
+
+
+# What the embedded model's config says, for a machine where it is not prepared yet.
+EMBEDDED = {"max_position_embeddings": 8192, "vocab_size": 49152}
 
 
 def inspect(plan: EnginePlan, environ: Mapping[str, str]) -> Findings:
-    """Check lengths and vocabularies against the `config.json` of target and draft."""
+    """Check names, lengths and vocabularies, by the `config.json` of target and draft."""
     findings = Findings()
-    if plan.is_embedded or "model" not in plan.arguments:
+    if "model" not in plan.arguments:
         return findings
-    target = _read(_Model.named("MODEL_NAME", plan.arguments), environ, findings)
+    target = _target(plan, environ, findings)
     config = plan.speculative_config or {}
     draft = None
     if "model" in config:
-        draft = _read(_Model.named("SPECULATIVE_MODEL", config), environ, findings)
+        draft = _read(_Model.named("SPECULATIVE_MODEL", config), plan, environ, findings)
+    tokenizer = plan.arguments.get("tokenizer")
+    if isinstance(tokenizer, str):
+        fault = model_names.fault("TOKENIZER_NAME", tokenizer, plan.arguments)
+        findings.problems += [fault] if fault else []
     if target is not None:
         findings.problems += _too_long(plan, target, environ)
-    if target is not None and draft is not None:
-        findings.problems += _vocabularies(plan, target, draft)
+    if draft is not None:
+        _settle_draft(config, target, draft, findings)
     return findings
+
+
+def _target(
+    plan: EnginePlan, environ: Mapping[str, str], findings: Findings
+) -> dict[str, Any] | None:
+    if not plan.is_embedded:
+        return _read(_Model.named("MODEL_NAME", plan.arguments), plan, environ, findings)
+    folder = embedded_model.path()
+    if not (folder / "config.json").is_file():
+        return EMBEDDED
+    prepared = _Model("MODEL_NAME", str(folder), "main")
+    return _read(prepared, plan, environ, findings)
+
+
+def _settle_draft(
+    config: Mapping[str, Any],
+    target: Mapping[str, Any] | None,
+    draft: Mapping[str, Any],
+    findings: Findings,
+) -> None:
+    method, problem = draft_method.choose(str(config["model"]), draft, config.get("method"))
+    findings.problems += [problem] if problem else []
+    findings.draft_method, findings.draft_tokens = method, draft_method.tokens_of(draft)
+    findings.problems += _draft_too_short(config, draft)
+    if target is not None and method == "draft_model":
+        findings.problems += _vocabularies(config, target, draft)
+
+
+def _with_draft(plan: EnginePlan, findings: Findings) -> EnginePlan:
+    """The plan with what the draft's own config says: its method, and the tokens it predicts."""
+    config = plan.speculative_config
+    if config is None or findings.draft_method is None:
+        return plan
+    settled = {**config, "method": findings.draft_method}
+    if plan.count_is_default and findings.draft_tokens is not None:
+        settled["num_speculative_tokens"] = findings.draft_tokens
+    return replace(plan, arguments={**plan.arguments, "speculative_config": settled})
 
 
 def examine(environ: Mapping[str, str]) -> tuple[Settings, EnginePlan, Findings]:
@@ -64,7 +119,7 @@ def examine(environ: Mapping[str, str]) -> tuple[Settings, EnginePlan, Findings]
     problems = [*problems, *of_plan, *findings.problems]
     if problems:
         raise ConfigurationError(_without_secrets(problem, settings) for problem in problems)
-    return settings, plan, findings
+    return settings, _with_draft(plan, findings), findings
 
 
 def _without_secrets(problem: Problem, settings: Settings) -> Problem:
@@ -92,21 +147,27 @@ class _Model:
         return Problem(self.variable, self.shown, why, fix)
 
 
-def _read(model: _Model, environ: Mapping[str, str], findings: Findings) -> dict[str, Any] | None:
+def _read(
+    model: _Model, plan: EnginePlan, environ: Mapping[str, str], findings: Findings
+) -> dict[str, Any] | None:
     """A model's `config.json`, from its folder or from the Hugging Face cache."""
+    if fault := model_names.fault(model.variable, model.name, plan.arguments):
+        findings.problems.append(fault)
+        return None
     try:
         file = _config_file(model, environ)
         if file.is_file():
             content = json.loads(file.read_text(encoding="utf-8"))
             return content if isinstance(content, dict) else None
-    except NotADirectoryError:
-        why = "is a path, and there is no such folder"
-        fix = "Set it to a Hugging Face repository or to an existing folder"
-        findings.problems.append(model.problem(why, fix))
-        return None
+        fault = None
+        if Path(model.name).is_dir():
+            fault = model_names.folder_fault(model.variable, model.name, plan.arguments)
     except (OSError, ValueError, RecursionError) as error:
         why = f"its config.json cannot be read: {type(error).__name__}"
         findings.problems.append(model.problem(why))
+        return None
+    if fault:
+        findings.problems.append(fault)
         return None
     what = f"{model.variable}={model.shown}: context length and vocabulary"
     findings.unchecked.append(f"{what} (its config.json is not on this machine)")
@@ -118,8 +179,6 @@ def _config_file(model: _Model, environ: Mapping[str, str]) -> Path:
     folder = Path(model.name)
     if folder.is_dir():
         return folder / "config.json"
-    if folder.is_absolute() or model.name.startswith(("./", "../", "~")):
-        raise NotADirectoryError(model.name)
     cached = _hub(environ) / f"models--{model.name.replace('/', '--')}"
     reference = cached / "refs" / model.revision
     commit = reference.read_text().strip() if reference.is_file() else model.revision
@@ -151,19 +210,25 @@ def _too_long(
 
 
 def _vocabularies(
-    plan: EnginePlan, target: Mapping[str, Any], draft: Mapping[str, Any]
+    config: Mapping[str, Any], target: Mapping[str, Any], draft: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    config = plan.speculative_config or {}
     mine, its = _text(target).get("vocab_size"), _text(draft).get("vocab_size")
-    if config.get("method") != "draft_model" or config.get("use_heterogeneous_vocab"):
-        return
-    if mine and its and mine != its:
+    if mine and its and mine != its and not config.get("use_heterogeneous_vocab"):
         yield Problem(
             "SPECULATIVE_MODEL",
             redaction.shown("SPECULATIVE_MODEL", config.get("model")),
             f"its vocabulary has {its} tokens and the target's {mine}",
-            "Choose a draft of the target's own family",
+            "Choose a draft of the target's own family, or set "
+            "SPECULATIVE_USE_HETEROGENEOUS_VOCAB=true",
         )
+
+
+def _draft_too_short(config: Mapping[str, Any], draft: Mapping[str, Any]) -> Iterator[Problem]:
+    asked, most = config.get("max_model_len"), context_length(draft)
+    if isinstance(asked, int) and most is not None and asked > most:
+        why = f"is above the draft's own context of {most} tokens"
+        fix = f"Set it to {most} or less, or unset it"
+        yield Problem("SPECULATIVE_MAX_MODEL_LEN", str(asked), why, fix)
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:

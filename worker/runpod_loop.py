@@ -21,8 +21,10 @@ from runpod.serverless.modules import rp_http, rp_scale
 from runpod.serverless.modules.rp_job import get_job
 
 from worker.engine import Engine
+from worker.engine_errors import one_sentence
 from worker.job_output import Emission
 from worker.jobs import Jobs
+from worker.speculation_log import InForce, SpeculationLog
 
 log = logging.getLogger("worker.runpod")
 
@@ -77,14 +79,16 @@ class _Scaler(rp_scale.JobScaler):  # type: ignore[misc]  # the SDK has no types
     engine: Engine
     jobs: Jobs
     end: _End
+    speculation: SpeculationLog | None = None
 
     async def run(self) -> None:
         self.jobs_fetcher = self._take
         async with AsyncClientSession() as session:
             watch = asyncio.create_task(self._watch())
             stops = asyncio.create_task(self.monitor_stop_signals(session))
-            statistics = asyncio.create_task(_log_statistics(self.engine))
-            warm = asyncio.create_task(self.jobs.app.ready())
+            self.speculation = _speculation_log(self.engine)
+            statistics = asyncio.create_task(_log_statistics(self.engine, self.speculation))
+            warm = asyncio.create_task(self._warm())
             try:
                 await asyncio.gather(self.get_jobs(session), self.run_jobs(session))
                 await self.run_jobs(session)  # what the last poll brought
@@ -92,42 +96,91 @@ class _Scaler(rp_scale.JobScaler):  # type: ignore[misc]  # the SDK has no types
                 for task in (watch, stops, statistics, warm):
                     task.cancel()
                 await asyncio.wait([watch, stops, statistics, warm])
+                if self.speculation is not None:
+                    self.speculation.tell_all()
+
+    async def _warm(self) -> None:
+        """Build the OpenAI application before a job needs it; without one the worker ends."""
+        try:
+            await self.jobs.app.ready()
+        except Exception as error:
+            log.critical("the OpenAI application cannot be built: %s", one_sentence(error))
+            self.end.code = EXIT_ENGINE_DEAD
+            self.kill_worker()
 
     async def _take(self, session: Any, wanted: int) -> list[dict[str, Any]]:
         """The SDK's long poll, ended by a stop: it would hold the exit up for 90 s."""
+        if self.engine.is_dead:
+            await asyncio.sleep(0.1)
+            return []
         poll = asyncio.ensure_future(get_job(session, wanted))
         stop = asyncio.ensure_future(self._shutdown_event.wait())
         try:
             await asyncio.wait([poll, stop], return_when=asyncio.FIRST_COMPLETED)
-            return (poll.result() or []) if poll.done() else []
+            found = (poll.result() or []) if poll.done() else []
+            return self._without_running(found)
         finally:
             stop.cancel()
             poll.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await poll
 
+    def _without_running(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The jobs that are not running here already: the platform may deliver one twice."""
+        taken = set(self.jobs_tasks)
+        fresh = []
+        for job in found:
+            name = job.get("id") if isinstance(job, dict) else None
+            if name in taken:
+                log.warning("job %s was delivered again while it runs; it runs once", name)
+                continue
+            taken.add(name)
+            fresh.append(job)
+        return fresh
+
     async def _watch(self) -> None:
         """When the engine dies: let every job in flight post its error, then end hard."""
         death = await self.engine.wait_for_death()
         log.critical("%s", death)
+        self.end.code = EXIT_ENGINE_DEAD
         self.kill_worker()
-        if self.jobs.in_flight:
-            await asyncio.wait(self.jobs.in_flight, timeout=LAST_POSTS_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_POSTS_S):
+                await self._until_all_have_posted()
+        if self.speculation is not None:
+            self.speculation.tell_all()
         sys.stdout.flush()
         sys.stderr.flush()
         self.engine.shutdown()
         os._exit(EXIT_ENGINE_DEAD)
+
+    async def _until_all_have_posted(self) -> None:
+        """Wait for the jobs in flight, and for those that were taken and not started yet."""
+        quiet = 0
+        while quiet < 3:  # the SDK starts what it has taken within a tenth of a second
+            await asyncio.sleep(0.1)
+            busy = self.jobs.in_flight or self.jobs_tasks or not self.jobs_queue.empty()
+            quiet = 0 if busy else quiet + 1
 
     def handle_shutdown(self, signum: int, frame: Any) -> None:
         log.info("%s: finishing %d jobs", signal.Signals(signum).name, len(self.jobs.in_flight))
         super().handle_shutdown(signum, frame)
 
 
-async def _log_statistics(engine: Engine, interval_s: float = 60.0) -> None:
-    """The engine's own statistics line, which its server's lifespan would ask for."""
+def _speculation_log(engine: Engine) -> SpeculationLog | None:
+    in_force = InForce.of(engine.client.vllm_config)
+    return None if in_force is None else SpeculationLog(in_force)
+
+
+async def _log_statistics(
+    engine: Engine, speculation: SpeculationLog | None, interval_s: float = 60.0
+) -> None:
+    """The engine's own statistics line, which its server's lifespan would ask for, and ours."""
     while True:
         await asyncio.sleep(interval_s)
         await engine.client.do_log_stats()
+        if speculation is not None:
+            speculation.tell()
 
 
 def _retry_options(**_: Any) -> ExponentialRetry:

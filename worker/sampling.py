@@ -27,6 +27,10 @@ NOT_A_JOBS = frozenset(
         "stream_interval",
         "prompt_logprob_token_ids",
         "prompt_logprob_start",  # of use only with the one before
+        "logprob_token_ids",  # beside logprobs it ends the engine under speculation
+        "prompt_logprobs",  # native output has no place for them; /v1/completions has
+        "flat_logprobs",
+        "detokenize",  # without it there is no text to send
         "routed_experts_prompt_start",
         "trace_decode_token_ids",
         "watermarking",
@@ -47,6 +51,9 @@ LONGEST: Mapping[str, int] = {
 
 # Parameters of old engines: what to send now.
 FORMER: Mapping[str, str] = {
+    "prompt_logprobs": "use the route /v1/completions, whose output has a place for them",
+    "logprob_token_ids": "send logprobs",
+    "detokenize": "leave it out: the output is text",
     "best_of": "send n, and choose among the answers yourself",
     "use_beam_search": "beam search is gone from the engine; leave it out",
     "length_penalty": "it belonged to beam search; leave it out",
@@ -129,6 +136,12 @@ def refuse_what_breaks_the_engine(values: Mapping[str, Any]) -> None:
             raise RequestError(
                 f"{name} takes at most {longest} entries, not {len(given)}", param=name
             )
+    if values.get("logprob_token_ids") is not None:
+        raise RequestError(
+            "logprob_token_ids is not supported",
+            param="logprob_token_ids",
+            hint=FORMER["logprob_token_ids"],
+        )
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping) and not all(_size(value) < math.inf for value in bias.values()):
         raise RequestError("logit_bias must have finite values", param="logit_bias")

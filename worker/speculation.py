@@ -6,18 +6,21 @@ are those of `vllm.config.SpeculativeConfig` in the pinned version.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from itertools import pairwise
 from typing import Any
 
 from worker import catalog, grammar, redaction
+from worker import speculation_fields as fields
+from worker import speculation_schedule as schedule
 from worker.errors import Problem
 from worker.grammar import Value
 
 DEFAULT_TOKENS = 3
 DEFAULT_TOKENS_OF_MTP = 1  # the one count that each number of prediction layers divides
 MOST_TOKENS = 128  # the engine asserts it at each step (MAX_SPEC_LEN), and dies of more
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 TYPICAL = "typical_acceptance_sampler"
+# The historic sampler's own numbers.
+DEFAULT_TYPICAL: Mapping[str, float] = {"threshold": 0.09, "alpha": 0.3}
 DEFAULT_WINDOW = (2, 4)  # shortest and longest n-gram; the engine's own default is 5 and 5
 
 NGRAM_WORDS = frozenset({"[ngram]", "ngram", "n-gram"})
@@ -26,67 +29,30 @@ NGRAM_METHODS = frozenset({"ngram", "ngram_gpu"})
 COUNT_FROM_CHECKPOINT = frozenset({"mtp", "dspark", "mlp_speculator"})
 # Methods whose drafts come from text or from the target itself.
 WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
+# Keys that say something of a draft's weights.
+OF_DRAFT = frozenset(
+    {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision", "code_revision"}
+    | {"draft_load_config"}
+)
 # Methods that need a model, a head, or a class to draft with.
 WITH_DRAFT = frozenset(
     {"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "custom_class"}
 )
-# Methods whose proposer asserts a fixed count: a schedule kills the engine at its first step.
-FIXED_COUNT = frozenset({"suffix", "medusa", "ngram_gpu", "extract_hidden_states"})
-
-# Where each variable's value goes in the engine's config.
-ENGINE_FIELDS: Mapping[str, str] = {
-    "num_speculative_tokens": "num_speculative_tokens",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
-    "speculative_max_model_len": "max_model_len",
-    "speculative_quantization": "quantization",
-    "speculative_model_revision": "revision",
-    "speculative_enforce_eager": "enforce_eager",
-}
-
-# What a user may set in the engine's config; a test compares it with the engine's class.
-ENGINE_KEYS = frozenset({
-    "attention_backend", "code_revision", "disable_eagle_block_drop",
-    "disable_padded_drafter_batch", "draft_load_config", "draft_sample_method",
-    "draft_tensor_parallel_size", "dspark_draft_topk", "enable_adaptive_verification",
-    "enforce_eager", "index_share_for_mtp_iteration", "kv_cache_dtype", "max_model_len", "method",
-    "model", "moe_backend", "num_speculative_tokens", "num_speculative_tokens_per_batch_size",
-    "parallel_drafting", "prompt_lookup_max", "prompt_lookup_min", "quantization",
-    "rejection_sample_method", "revision", "suffix_decoding_max_cached_requests",
-    "suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth",
-    "suffix_decoding_min_token_prob", "synthetic_acceptance_length", "synthetic_acceptance_rates",
-    "use_heterogeneous_vocab", "use_local_argmax_reduction",
-})  # fmt: skip
-COUNT_KEYS = (
-    "num_speculative_tokens",
-    "prompt_lookup_min",
-    "prompt_lookup_max",
-    "draft_tensor_parallel_size",
-    "max_model_len",
-)
-
-# Keys that the engine's config had once, and what to set now, if anything.
-REMOVED_KEYS: Mapping[str, str] = {
-    "disable_by_batch_size": "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
-    "speculative_disable_by_batch_size": "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
-    "acceptance_method": "SPEC_DECODING_ACCEPTANCE_METHOD",
-    "spec_decoding_acceptance_method": "SPEC_DECODING_ACCEPTANCE_METHOD",
-    "posterior_threshold": "TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_THRESHOLD",
-    "posterior_alpha": "TYPICAL_ACCEPTANCE_SAMPLER_POSTERIOR_ALPHA",
-    "ngram_prompt_lookup_min": "NGRAM_PROMPT_LOOKUP_MIN",
-    "ngram_prompt_lookup_max": "NGRAM_PROMPT_LOOKUP_MAX",
-    "tensor_parallel_size": "SPECULATIVE_DRAFT_TENSOR_PARALLEL_SIZE",
-    "disable_logprobs": "",
-    "disable_mqa_scorer": "",
-}
 
 
 @dataclass
 class Speculation:
-    """What speculative settings come to: the engine's config, or None for no speculation."""
+    """What speculative settings come to.
+
+    `config` is the engine's, None for no speculation; `idle` names the fields of the group
+    that have no effect on it; `typical` has the numbers of the typical rule, None for the
+    engine's own.
+    """
 
     config: dict[str, Value] | None = None
+    idle: set[str] = field(default_factory=set)
+    typical: dict[str, float] | None = None
+    count_is_default: bool = False
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -105,11 +71,11 @@ def resolve(
     if not _is_on(config):
         _warn_of_idle(settings, sources, result)
         return result
+    _drop_draft_settings(config, sources, result)
     _settle_window(config, result)
     _settle_count(config, result)
-    _settle_cutoff(config, settings, max_num_seqs, result)
-    _check_schedule(config, result)
-    _settle_acceptance(settings, result)
+    _settle_schedule(config, settings, sources, max_num_seqs, result)
+    _settle_acceptance(config, settings, result)
     result.config = config
     return result
 
@@ -120,12 +86,12 @@ def _merged(
     """SPECULATIVE_CONFIG as the base, each variable into its field."""
     base, source = settings.get("speculative_config") or {}, _base_source(sources)
     config = {str(k).replace("-", "_"): value for k, value in base.items() if value is not None}
-    for key in sorted(config.keys() - ENGINE_KEYS):
-        result.problems.append(_unknown_key(key, source))
+    for key in sorted(config.keys() - fields.KEYS):
+        result.problems.append(fields.unknown_key(key, source))
         del config[key]
-    for key in COUNT_KEYS:
+    for key in fields.COUNTS:
         _settle_whole_number(config, key, source, result)
-    for name, key in ENGINE_FIELDS.items():
+    for name, key in fields.KEY_OF_FIELD.items():
         value = settings.get(name)
         if value is not None:
             _put(config, key, value, sources.get(name, name.upper()), result)
@@ -134,17 +100,6 @@ def _merged(
 
 def _base_source(sources: Mapping[str, str]) -> str:
     return sources.get("speculative_config", "SPECULATIVE_CONFIG")
-
-
-def _unknown_key(key: str, source: str) -> Problem:
-    shown = redaction.shown("", key)
-    if key in REMOVED_KEYS:
-        instead = f" and set {REMOVED_KEYS[key]}" if REMOVED_KEYS[key] else ""
-        why = f"its key {shown} is not one of the engine's any more"
-        return Problem(source, None, why, f"Remove it{instead}")
-    near = get_close_matches(key[:100], ENGINE_KEYS, n=1)
-    hint = f"; the nearest is {near[0]}" if near else ""
-    return Problem(source, None, f"its key {shown} is not one of the engine's{hint}")
 
 
 def _settle_whole_number(
@@ -243,10 +198,28 @@ def _check_draft_fits(config: Mapping[str, Value], window: bool, result: Specula
         why = f"not set, and the {method} method needs something to draft with"
         result.problems.append(Problem("SPECULATIVE_MODEL", None, why, "Set SPECULATIVE_MODEL"))
     elif window and method not in NGRAM_METHODS and (method or draft):
+        result.idle |= {"ngram_prompt_lookup_min", "ngram_prompt_lookup_max"}
         result.warnings.append(
             "NGRAM_PROMPT_LOOKUP_MIN and NGRAM_PROMPT_LOOKUP_MAX have no effect: drafts come "
             f"from {draft or method}; set SPECULATIVE_METHOD=ngram for n-gram lookup"
         )
+
+
+def _drop_draft_settings(
+    config: dict[str, Value], sources: Mapping[str, str], result: Speculation
+) -> None:
+    """Take out what describes a draft's weights where the method has no draft."""
+    if config.get("method") not in WITHOUT_DRAFT:
+        return
+    dropped = []
+    for name, key in fields.KEY_OF_FIELD.items():
+        if key in OF_DRAFT and key in config:
+            del config[key]
+            result.idle.add(name)
+            dropped.append(sources.get(name, f"{key} of {_base_source(sources)}"))
+    if dropped:
+        told = f"{', '.join(dropped)}: no effect, since the {config['method']} method has no draft"
+        result.warnings.append(told)
 
 
 def _is_on(config: Mapping[str, Value]) -> bool:
@@ -308,85 +281,59 @@ def _settle_count(config: dict[str, Value], result: Speculation) -> None:
     if count is None and not has_own:
         count = DEFAULT_TOKENS_OF_MTP if method.endswith("mtp") else DEFAULT_TOKENS
         config["num_speculative_tokens"] = count
+        result.count_is_default = True
         result.warnings.append(f"NUM_SPECULATIVE_TOKENS is not set: {count} is used")
 
 
-def _settle_cutoff(
+def _settle_schedule(
     config: dict[str, Value],
     settings: Mapping[str, Any],
+    sources: Mapping[str, str],
     max_num_seqs: int | None,
     result: Speculation,
 ) -> None:
-    """The cut-off as the engine's schedule of inclusive (first, last, count) batch ranges."""
+    """The cut-off as a schedule, and what no schedule may be."""
     cutoff, method = settings.get("speculative_disable_by_batch_size"), config.get("method")
-    if cutoff is None:
+    variable = "SPECULATIVE_DISABLE_BY_BATCH_SIZE"
+    if cutoff is not None and SCHEDULE not in config:
+        tokens = config.get("num_speculative_tokens", MOST_TOKENS)  # the engine takes the lesser
+        config[SCHEDULE] = schedule.cut_off(cutoff, int(str(tokens)), max_num_seqs)
+    elif cutoff is not None:
+        why = "a schedule of tokens per batch size is set as well"
+        result.problems.append(Problem(variable, str(cutoff), why, "Set only one of the two"))
+    elif "speculative_tokens_per_batch_size" in sources:
+        variable = sources["speculative_tokens_per_batch_size"]
+    else:
+        variable = _base_source(sources)
+    if SCHEDULE not in config:
         return
-    if method in FIXED_COUNT:
-        result.problems.append(
-            Problem(
-                "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
-                str(cutoff),
-                f"the {method} method drafts a fixed count, and a cut-off would end the engine "
-                "at its first step",
-                "Unset it, or choose another SPECULATIVE_METHOD, for instance ngram",
-            )
-        )
-        return
-    count = config.get("num_speculative_tokens", MOST_TOKENS)  # the engine takes the lesser
-    schedule: list[Value] = [[1, cutoff, count]]
-    if max_num_seqs is None or max_num_seqs > cutoff:
-        # the last range goes on to any larger batch
-        schedule.append([cutoff + 1, max(max_num_seqs or 0, cutoff + 1), 0])
-    _put(
-        config,
-        "num_speculative_tokens_per_batch_size",
-        schedule,
-        "SPECULATIVE_DISABLE_BY_BATCH_SIZE",
-        result,
-    )
+    if method in schedule.FIXED_COUNT:
+        why = f"the {method} method drafts a fixed count, and a schedule would end the engine"
+        fix = "Unset it, or choose another SPECULATIVE_METHOD, for instance ngram"
+        result.problems.append(Problem(variable, _shown(cutoff), why, fix))
+    elif wrong := schedule.fault(config[SCHEDULE]):
+        result.problems.append(Problem(variable, None, f"its {SCHEDULE} {wrong}"))
 
 
-def _check_schedule(config: Mapping[str, Value], result: Speculation) -> None:
-    """The engine applies these rules in its child only, after the weights are loaded."""
-    schedule = config.get("num_speculative_tokens_per_batch_size")
-    method = config.get("method")
-    fault = _schedule_fault(schedule) if schedule is not None else None
-    if schedule is not None and method in FIXED_COUNT:
-        fault = f"cannot be, since the {method} method drafts a fixed count"
-    if fault:
-        why = f"its num_speculative_tokens_per_batch_size {fault}"
-        result.problems.append(Problem("SPECULATIVE_CONFIG", None, why))
+def _shown(cutoff: int | None) -> str | None:
+    return None if cutoff is None else str(cutoff)
 
 
-def _schedule_fault(schedule: Value) -> str | None:
-    entries = schedule if isinstance(schedule, list) else []
-    ranges = sorted(
-        tuple(part for part in entry if type(part) is int)
-        for entry in entries
-        if isinstance(entry, list)
-    )
-    if not ranges or len(ranges) != len(entries) or any(len(part) != 3 for part in ranges):
-        return "is not a list of whole numbers [first batch size, last, count]"
-    if any(last < first or count < 0 for first, last, count in ranges):
-        return "has a range that ends before it begins, or a count below 0"
-    if ranges[0][0] != 1:
-        return "does not begin at a batch size of 1"
-    overlap = any(later[0] <= earlier[1] for earlier, later in pairwise(ranges))
-    return "has ranges that overlap" if overlap else None
-
-
-def _settle_acceptance(settings: Mapping[str, Any], result: Speculation) -> None:
-    details = list(_typical_details(settings))
+def _settle_acceptance(
+    config: dict[str, Value], settings: Mapping[str, Any], result: Speculation
+) -> None:
+    """The worker's typical rule beside the engine's own rules."""
     if settings.get("spec_decoding_acceptance_method") == TYPICAL:
-        result.problems.append(
-            Problem(
-                "SPEC_DECODING_ACCEPTANCE_METHOD",
-                TYPICAL,
-                "this release has the exact rule alone",
-                "Set SPEC_DECODING_ACCEPTANCE_METHOD=rejection_sampler",
-            )
-        )
-    elif details:
+        own = config.get("rejection_sample_method", "standard")
+        if own != "standard":
+            why = f"the engine's own rule is set as well, to {own}"
+            fix = "Unset SPECULATIVE_REJECTION_SAMPLE_METHOD"
+            result.problems.append(Problem("SPEC_DECODING_ACCEPTANCE_METHOD", TYPICAL, why, fix))
+        result.typical = {
+            name: settings.get(f"typical_acceptance_sampler_posterior_{name}") or default
+            for name, default in DEFAULT_TYPICAL.items()
+        }
+    elif details := list(_typical_details(settings)):
         result.warnings.append(
             f"{' and '.join(details)}: no effect without SPEC_DECODING_ACCEPTANCE_METHOD={TYPICAL}"
         )

@@ -3,6 +3,7 @@
 Nothing heavy is imported before the configuration is known to be good.
 """
 
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,15 @@ import time
 from collections.abc import Callable
 
 from env_schema import Settings
-from worker import lifeline, models, openai_app, process_setup, redaction
+from worker import (
+    lifeline,
+    models,
+    openai_app,
+    process_setup,
+    redaction,
+    speculation_log,
+    typical_acceptance,
+)
 from worker.boot_log import BootLog
 from worker.engine import Engine
 from worker.engine_args import EnginePlan
@@ -36,6 +45,10 @@ class _CleanFormatter(logging.Formatter):
         return redaction.clean(super().format(record), self._secrets)
 
 
+def _cleaned(say: Callable[[str], None], settings: Settings) -> Callable[[str], None]:
+    return lambda line: say(redaction.clean(line, settings.secrets))
+
+
 def _import_for_platform() -> None:
     openai_app.import_application()
     import runpod  # noqa: F401  # seconds, which the engine needs anyway
@@ -46,16 +59,26 @@ def boot(settings: Settings, plan: EnginePlan, say: Callable[[str], None]) -> En
 
     Raises `WorkerError`: where the model cannot be had, and where the engine does not start.
     """
+    tell = _cleaned(say, settings)
     for warning in (*settings.warnings, *plan.warnings):
-        say(f"note: {warning}")
-    model = models.locate(plan, say)
+        tell(f"note: {warning}")
+    model = models.locate(plan, tell)
+    if settings.model.hf_token is None:
+        os.environ.pop("HF_TOKEN", None)  # a form's None would be sent to the Hub as a token
     os.environ.update(process_setup.library_environment(settings, os.environ))
-    os.environ.pop("VLLM_API_KEY", None)  # it would turn each call in this process into a 401
+    if os.environ.pop("VLLM_API_KEY", None):  # it would turn each call in this process into a 401
+        tell("note: VLLM_API_KEY has no effect: the platform authenticates callers")
+    if plan.typical_acceptance is not None:
+        os.environ[typical_acceptance.VARIABLE] = json.dumps(dict(plan.typical_acceptance))
     lifeline.tie_forked_children()
-    say(f"starting the engine with {plan.arguments['model']}")
+    tell(f"starting the engine with {plan.arguments['model']}")
     started = time.monotonic()
     quiet = not settings.on_platform and settings.process.log_level is None
     meanwhile = _import_for_platform if settings.on_platform else openai_app.import_application
-    engine = Engine.boot(plan, model, BootLog(forward=not quiet), meanwhile)
-    say(f"engine ready in {time.monotonic() - started:.1f} s")
+    engine = Engine.boot(
+        plan, model, BootLog(forward=not quiet, secrets=settings.secrets), meanwhile, tell
+    )
+    tell(f"engine ready in {time.monotonic() - started:.1f} s")
+    for line in speculation_log.at_boot(engine.client.vllm_config, plan):
+        tell(line)
     return engine

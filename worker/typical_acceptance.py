@@ -16,6 +16,7 @@ from typing import Any
 
 DEFAULT_THRESHOLD = 0.09
 DEFAULT_ALPHA = 0.3
+VARIABLE = "WORKER_TYPICAL_ACCEPTANCE"  # tells the engine's processes the rule's numbers, as JSON
 REJECTED = -1  # the engine's PLACEHOLDER_TOKEN_ID
 
 
