@@ -1,7 +1,7 @@
 """Tiny targets and a draft of each kind for them, for tests of speculative decoding.
 
 `TARGET` is random: its best token is so close to the second that an error would show, and
-drafts with random weights are right by chance alone. `REPEATER` says the same twelve tokens
+drafts with random weights are right by chance alone. `REPEATER` says the same six tokens
 over and over, so that drafts are accepted. The folders' names say nothing of a method: the
 engine would read it from them.
 """
@@ -19,7 +19,7 @@ from worker import embedded_model
 DRAFTED = 3  # tokens in a step
 LAYERS = 8  # fewer, and the three layers that EAGLE-3 reads are not three
 TARGET, REPEATER = "target", "repeater"
-PERIOD = 12  # tokens until the repeater repeats itself; divides the vocabulary
+PERIOD = 6  # tokens until the repeater repeats itself; divides the vocabulary
 RECIPE = 1  # one more whenever a maker writes something else
 
 

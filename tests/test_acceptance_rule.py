@@ -13,12 +13,12 @@ TYPICAL = {**NGRAM, "SPEC_DECODING_ACCEPTANCE_METHOD": "typical_acceptance_sampl
 # n-gram drafts of a text that repeats itself, sampled at a temperature
 PROMPTS = [f"{word} one two three four five six " * 6 for word in ("red", "green", "blue", "grey")]
 SAMPLED = [
-    {"prompt": text, "sampling_params": {"max_tokens": 96, "temperature": 0.8, "seed": n,
+    {"prompt": text, "sampling_params": {"max_tokens": 64, "temperature": 0.8, "seed": n,
                                          "ignore_eos": True}}
     for n, text in enumerate(PROMPTS)
 ]  # fmt: skip
 GREEDY = [
-    {"prompt": text, "sampling_params": {"max_tokens": 48, "temperature": 0, "ignore_eos": True}}
+    {"prompt": text, "sampling_params": {"max_tokens": 24, "temperature": 0, "ignore_eos": True}}
     for text in PROMPTS
 ]
 
