@@ -48,8 +48,10 @@ class InForce:
         given: Any = config.speculative_config
         if given is None:
             return None
-        method = str(given.method)
         draft = getattr(given.draft_model_config, "hf_text_config", None)
+        kind = getattr(draft, "model_type", None)
+        # the worker's own proposer sits in the engine's seat for custom classes
+        method = str(kind if kind == "mlp_speculator" else given.method)
         window = (given.prompt_lookup_min, given.prompt_lookup_max)
         schedule = given.num_speculative_tokens_per_batch_size or ()
         return cls(

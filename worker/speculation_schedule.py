@@ -13,9 +13,7 @@ from worker import grammar
 from worker.grammar import Value
 
 # Methods whose proposer asserts a fixed count: a schedule kills the engine at its first step.
-FIXED_COUNT = frozenset(
-    {"suffix", "medusa", "mlp_speculator", "ngram_gpu", "extract_hidden_states"}
-)
+FIXED_COUNT = frozenset({"suffix", "medusa", "ngram_gpu", "extract_hidden_states"})
 
 _RANGE = re.compile(r"(?P<first>\d+)\s*(?:(?P<dash>-)\s*(?P<last>\d*))?\s*:\s*(?P<tokens>\d+)")
 
