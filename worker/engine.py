@@ -82,18 +82,9 @@ class Engine:
         return str(names[0] if names else self.model)
 
     @property
-    def speculates(self) -> bool:
-        """Whether speculative decoding is on."""
-        return self.client.vllm_config.speculative_config is not None
-
-    @property
     def is_dead(self) -> bool:
         """Whether the engine has ended, or was shut down."""
         return self._stopped or self.client.errored
-
-    def unfinished(self) -> int:
-        """Requests that the engine still works on."""
-        return int(self.client.get_num_unfinished_requests())
 
     async def render_text(self, prompt: str) -> Any:
         """The engine's input for a plain prompt."""
